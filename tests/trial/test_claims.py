@@ -14,7 +14,7 @@ from written_runs import evaluation, run_event, window, windows, write_run
 
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
-from ndd_engine.record.events import Event
+from ndd_engine.record.events import Event, MarkEvent
 from ndd_engine.trial.claims import (
     ClaimResult,
     Verdict,
@@ -285,6 +285,17 @@ def test_shares_of_the_step_are_read_off_a_run_without_its_evaluations(tmp_path:
     assert result.verdict == "confirmed"
     assert result.parts[0].part.name == "encoder" and ratio(result) == pytest.approx(0.2)
     assert len(watch.sets) == 1
+
+
+def test_a_phase_that_is_not_timed_is_said_to_be_so_with_the_reason(tmp_path: Path) -> None:
+    note = "Not timed separately: encoder, pointer in forward, because timing would slow down a micro-batch of 2 ms."
+    body = phases(forward=600, forward__decoder=280, forward__attention=120, backward=160)
+    events: list[Event] = [
+        MarkEvent("note", 0, note),
+        *(window((index + 1) * 10, 1e-5, phases=body) for index in range(20)),
+    ]
+    result = measured("S8", Constant(trial()), watch=Watched(tmp_path, events))
+    assert result.parts[0].part.name == "encoder" and note in result.parts[0].reason
 
 
 def test_an_optimizer_is_compared_by_its_phase_alone(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,9 +15,12 @@ from ndd_console.render.text import lines as text_lines
 from ndd_console.words.comparison import several_compared, two_compared
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import Event, SampleEvent
+from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.sources import Sources
 from ndd_engine.script.command import Command
 from ndd_engine.trial.compare import Comparison, Stretch, compare, compare_several, rate, ratio, warm_up
+from ndd_engine.trial.estimates import Usual
+from ndd_engine.trial.outcome import History
 
 
 def compared(folder: Path, a: list[Event], b: list[Event], **of_b: object) -> Comparison:
@@ -36,10 +40,39 @@ def test_a_run_that_is_slower_by_a_tenth_is_called_slower(tmp_path: Path) -> Non
     assert found.slower_than(0.09) == "inconclusive"
 
 
-def test_equal_runs_are_neither_faster_nor_slower(tmp_path: Path) -> None:
+@pytest.fixture
+def alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Called with a device: trials have shown that processes on it hardly differ from each other."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def known(device: str) -> None:
+        for _ in range(20):
+            History().add(device, Usual(0.0, 3.0))
+
+    return known
+
+
+def test_equal_runs_are_neither_faster_nor_slower(tmp_path: Path, alike: Callable[[str], None]) -> None:
     found = compared(tmp_path, windows(steady(80, 1.0)), windows(steady(80, 1.0, seed=2)))
-    assert found.verdict == "same"
+    # Two processes with the same configuration may differ by as much, unless trials here have shown otherwise.
+    assert found.verdict == "inconclusive"
     assert found.slower_than(0.05) == "not slower"
+    alike(found.a.run.device_name)
+    again = compare(RunDir(tmp_path / "a"), RunDir(tmp_path / "b"))
+    assert again.verdict == "same" and again.speed.ratio == found.speed.ratio
+
+
+def test_runs_that_differ_by_less_than_two_percent_are_not_called_faster(
+    tmp_path: Path, alike: Callable[[str], None]
+) -> None:
+    alike(run_event().device_name)
+    found = compared(
+        tmp_path,
+        windows(steady(400, 1.0, noise=0.001)),
+        windows(steady(400, 1 / 1.015, seed=2, noise=0.001)),
+    )
+    assert found.speed.ratio == pytest.approx(1.015, abs=0.003)
+    assert found.verdict not in ("faster", "slower")
 
 
 def test_runs_that_vary_more_than_they_differ_are_inconclusive(tmp_path: Path) -> None:

@@ -250,7 +250,7 @@ Curve = tuple[tuple[int, float], ...]
 class Facts:
     """What a state of a run and a Snapshot share. None is unknown; the newest event of a type has its name.
 
-    step: optimizer step; warnings: number of all so far. best: the best evaluation by its first metric.
+    step: optimizer step; warnings: number of all so far. best: the best evaluation, by the metric that decides.
     first_functions: of the first profiled step since the start or resume. looked: the newest look at what is kept;
     holders: the newest one that was compared with one before. stall: as long as it lasts. deaths: the first ones.
     """

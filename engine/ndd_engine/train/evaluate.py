@@ -119,7 +119,7 @@ def evaluate(
 
 
 def better_of(section: EvaluateSection, workload: Workload) -> str:
-    """ "lower" or "higher": how the first metric improves."""
+    """ "lower" or "higher": how the metric that decides improves."""
     return workload.better if section.mode is None else {"min": "lower", "max": "higher"}[section.mode]
 
 
@@ -177,7 +177,7 @@ SAMPLE_LENGTH = 4000
 
 @dataclass
 class Monitor:
-    """Early stopping on the first metric. best: its best value so far; waited: evaluations since then."""
+    """Early stopping on `evaluate.metric`. best: its best value so far; waited: evaluations since then."""
 
     section: EvaluateSection
     lower: bool

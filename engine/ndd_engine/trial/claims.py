@@ -322,7 +322,10 @@ class Measurer:
             found for window in run.windows if (found := _share_of(window, part.phase, on_gpu)) is not None
         ]
         if not shares or not any(part.items for part in shares):
-            raise NotMeasuredError(f"the phase {part.phase} did not occur")
+            name = part.phase.rpartition("/")[2]
+            notes = [each.mark.text for each in run.snapshot.marks if name in each.mark.text]
+            told = f"was not timed: {notes[0]}" if notes else "did not occur"
+            raise NotMeasuredError(f"the phase {part.phase} {told}")
         share = spread(rate(shares)).map(lambda value: value * 1e-9)
         return Found(share, f"by {'GPU' if on_gpu else 'host'} clock")
 

@@ -45,8 +45,8 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.sources import Sources, sources_of
 from ndd_engine.text import printable
 
-from .estimates import CONFIDENCE, FLOOR, Usual, interval
-from .outcome import changed_items, flatten
+from .estimates import CONFIDENCE, DIFFERENT, FLOOR, Usual, interval, judged
+from .outcome import History, changed_items, flatten
 
 # Batches of a series: enough to estimate their variance, few enough to be long.
 BATCHES = 30
@@ -466,7 +466,9 @@ def compare_several(runs: Sequence[RunDir]) -> SeveralCompared:
 
 
 def _compared(first: Recorded, second: Recorded) -> Comparison:
-    speed, disturbance = ratio(second.rate, first.rate), _disturbance(first, second)
+    # Each run is a process of its own, and processes differ from each other.
+    speed = ratio(second.rate, first.rate, History().usual(first.run.device_name))
+    disturbance = _disturbance(first, second)
     verdict = "inconclusive" if disturbance else _verdict(speed)
     return Comparison(
         first,
@@ -494,10 +496,10 @@ def _same_model(a: RunEvent, b: RunEvent) -> bool:
 def _verdict(speed: Interval) -> str:
     if speed.low is None or speed.high is None:
         return "inconclusive"
-    # Two identical runs differ by almost FLOOR.
-    if speed.low > 1 - FLOOR and speed.high < 1 + FLOOR:
+    if speed.low > 1 / (1 + FLOOR) and speed.high < 1 + FLOOR:
         return "same"
-    return "faster" if speed.low > 1 else "slower" if speed.high < 1 else "inconclusive"
+    found = judged(speed.ratio, speed.low, speed.high)
+    return found if found in DIFFERENT else "inconclusive"
 
 
 def _differences(a: Recorded, b: Recorded) -> Iterator[Difference]:

@@ -115,6 +115,9 @@ def student_cdf(t: float, freedom: float) -> float:
 ENOUGH = 4
 # Blocks from which a trial with fewer pairs can end early.
 FEWEST_EARLY = 3
+# How far the interval of a single pair has to be from 1 for "faster" or "slower": no two processes with the same
+# configuration were seen to differ by so much.
+ALONE = 1.25
 # Level required to call a change faster or slower before the budget is spent.
 EARLY = 0.995
 # Usual standard deviation of the log-ratio of an ABBA block of BLOCK_S seconds, and its degrees of freedom.
@@ -217,14 +220,20 @@ class Replicates:
         many = len(self.pairs) >= ENOUGH
         if not many and not (self.few_pairs and self.blocks >= FEWEST_EARLY):
             return None
-        if (call := judged(strict.ratio, strict.low, strict.high)) in DIFFERENT:
+        if (call := self._judged(strict)) in DIFFERENT:
             return call
         return "no difference" if many and usual.low > 1 / (1 + FLOOR) and usual.high < 1 + FLOOR else None
 
     def last(self) -> Call:
         """The verdict once the budget is spent."""
         found = self.estimate()
-        return "inconclusive" if found is None else judged(found.ratio, found.low, found.high)
+        return "inconclusive" if found is None else self._judged(found)
+
+    def _judged(self, found: Estimate) -> Call:
+        call = judged(found.ratio, found.low, found.high)
+        if self.processes == 1 and call in DIFFERENT and found.low < ALONE and found.high > 1 / ALONE:
+            return "inconclusive"
+        return call
 
     def between(self) -> Usual | None:
         """The variance between the pairs of this trial, without that of their blocks; None if it is unknown.
@@ -249,7 +258,7 @@ class Replicates:
         floor, value = math.log(1 + FLOOR), math.log(found.ratio)
         # Either the interval has to leave 1, or it has to stay below the floor.
         wanted = max(value if value > floor else floor - value, floor / 4)
-        return max((reach / wanted) ** 2, 1.2)
+        return max((reach / wanted) ** 2, 2.0 if self.processes == 1 else 1.2)
 
 
 class OneProcess(Replicates):

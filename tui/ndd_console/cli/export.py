@@ -23,7 +23,7 @@ from .printing import say, show
 @output_option("Output file, required: .safetensors, .pt, .pth or .bin.")
 @click.option(
     "--checkpoint", default="latest", show_default=True, metavar="WHICH",
-    help="Checkpoint: latest, best (by the evaluation's first metric), or a step.",
+    help="Checkpoint: latest, best (by evaluate.metric), or a step.",
 )  # fmt: skip
 @click.option(
     "--module",
