@@ -13,6 +13,8 @@ from qa.trials.simulated import MODELS, Course, rates, simulate
 from ndd_console.view.interval import interval_rows
 from ndd_console.words.trial import VERDICTS, trial_text
 from ndd_engine.trial.estimates import (
+    ALONE,
+    DIFFERENT,
     FIRST_LOOK,
     FLOOR,
     METHOD,
@@ -190,9 +192,36 @@ def test_a_trial_ends_with_the_verdict_of_its_interval(pairs: list[list[float]])
         return
     assert found.low <= found.ratio <= found.high
     verdict = judged(found.ratio, found.low, found.high)
+    if len(pairs) == 1 and verdict in DIFFERENT and found.low < ALONE and found.high > 1 / ALONE:
+        verdict = "inconclusive"  # no more is known of what processes differ by
     assert replicates.last() == verdict
     # A trial that ends early has the same verdict as at the end of its budget.
     assert replicates.early() in (None, verdict)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "called"),
+    [
+        ([[0.07, 0.071, 0.069]], "inconclusive"),
+        ([[-0.07, -0.071, -0.069]], "inconclusive"),
+        ([[0.4, 0.41, 0.39]], "faster"),
+        ([[-0.4, -0.41, -0.39]], "slower"),
+        ([[0.07, 0.071], [0.07, 0.069]], "faster"),
+    ],
+)
+def test_a_single_pair_of_processes_calls_only_a_large_difference(
+    pairs: list[list[float]], called: str
+) -> None:
+    replicates = Replicates(few_pairs=True)
+    for pair in pairs:
+        replicates.begin()
+        for value in pair:
+            replicates.add(value)
+    assert replicates.last() == called
+    assert replicates.early() in (None, called)
+    if called == "inconclusive":
+        needed = replicates.needed()
+        assert needed is not None and needed >= 2
 
 
 @given(LOGS, REACH)

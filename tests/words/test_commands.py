@@ -21,7 +21,7 @@ from tests.trial.written_runs import steady, windows, write_run
     [
         (3.0, {}, "B is slower"),
         (1 / 3, {}, "B is faster"),
-        (1.0, {}, "no significant difference"),
+        (1.0, {}, "inconclusive; compare longer runs, or measure the change with ndd-console try"),
         (3.0, {"workload": "eeg"}, "no verdict: the runs train different workloads or models"),
     ],
 )
