@@ -16,6 +16,8 @@ from .library import module_of
 
 # Methods, and what they are called in a report. torch warns once where a tensor with a gradient becomes a number.
 _NUMBERS = {"__float__": "float", "__int__": "int", "__bool__": "bool", "item": "item", "tolist": "tolist"}
+# Functions of torch that read values, and what they are called.
+_READERS = {"__format__": "format", "__repr__": "repr", "__contains__": "in"}
 _NAMES = {**_NUMBERS, "cpu": "cpu", "nonzero": "nonzero", "numpy": "numpy", "to": "to"}
 
 
@@ -58,7 +60,8 @@ class Blocking:
         kinds, detach = (torch.Tensor, torch.nn.Parameter), torch.Tensor.detach
         modes, thread, spent, told = torch._C._len_torch_function_stack, get_ident(), self.spent, _NAMES[name]
         end = self.end
-        copies, number, formats = name == "to", name in _NUMBERS, torch.Tensor.__format__.__code__
+        copies, number = name == "to", name in _NUMBERS
+        inside = torch.Tensor.__format__.__code__.co_filename, sys.modules["torch._tensor_str"].__file__
 
         def read(self: Any, /, *args: Any, **kwargs: Any) -> Any:
             if modes() and watched(torch._C):
@@ -73,8 +76,10 @@ class Blocking:
             took = now() - begin
             if not copies or on_host(found):
                 frame, what = sys._getframe(1), told
-                if frame.f_code is formats and frame.f_back is not None:
-                    frame, what = frame.f_back, "format"
+                # torch itself reads it, for `print(x)` and the like.
+                while frame.f_code.co_filename in inside and frame.f_back is not None:
+                    what = _READERS.get(frame.f_code.co_name, what)
+                    frame = frame.f_back
                 one = spent.setdefault((frame.f_code, frame.f_lineno, what), [0, 0])
                 one[0] += 1
                 one[1] += took

@@ -247,7 +247,7 @@ class Implementation(Change):
     def applied(self) -> tuple[str, bool | None, str]:
         if not self._flags:
             return "unchanged", False, "no optimizer of torch has this choice"
-        return self.requested, True, "set in the parameter groups"
+        return self.found()
 
     def found(self) -> tuple[str, bool | None, str]:
         groups = [group for one in self.observer.steps.optimizers() for group in groups_of(one)]
@@ -465,7 +465,7 @@ class Compile(AtStart):
     def applied(self) -> tuple[str, bool | None, str]:
         if not self._seen:
             return "off", False, "no module with parameters was called outermost"
-        return self.requested, True, f"{len(self._seen):,} module{'s' * (len(self._seen) != 1)} compiled"
+        return self.found()
 
     def found(self) -> tuple[str, bool | None, str]:
         utilities = sys.modules.get("torch._dynamo.utils")
@@ -498,9 +498,17 @@ class Gather(AtStart):
         kind.fetch = fetched
 
     def applied(self) -> tuple[str, bool | None, str]:
-        if not self.done and not self.observer.loader.get("workers"):
+        if self.done:
+            return self.requested, True, f"{self.done:,} batches are gathered"
+        loader = self.observer.loader
+        kind = loader.get("dataset") if loader.get("workers") else None
+        if kind not in ("TensorDataset", "Subset"):
             return "item", False, "the script reads no TensorDataset item by item"
-        return self.requested, True, "given to the fetchers of the loaders"
+        return (
+            self.requested,
+            True if kind == "TensorDataset" else None,
+            "given to the fetchers of the workers",
+        )
 
 
 # Items that are read twice, and seconds that reading all of them once may take.

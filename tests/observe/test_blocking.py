@@ -65,6 +65,21 @@ def test_reads_of_a_value_are_waits() -> None:
 
 
 @pytest.mark.usefixtures("_gpu")
+def test_what_torch_reads_to_print_a_tensor_is_a_wait_of_the_line_that_prints() -> None:
+    there = torch.linspace(0, 1, 4)
+
+    def work() -> None:
+        repr(there)
+        str([there])
+
+    def searched() -> None:
+        assert 0.0 in there
+
+    assert set(waits(work)) == {"repr"}
+    assert set(waits(searched)) == {"in"}
+
+
+@pytest.mark.usefixtures("_gpu")
 def test_a_copy_to_the_host_is_a_wait_and_another_one_is_none() -> None:
     there, here = torch.ones(4), torch.ones(4, dtype=HOST)
 

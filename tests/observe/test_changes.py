@@ -22,7 +22,8 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
 from ndd_engine.script.command import UNWRITTEN
 from ndd_watch import FOLDER, SITE
-from ndd_watch.changes import make
+from ndd_watch.changes import OF_SCRIPTS, make
+from ndd_watch.switches import Change
 
 IMAGES = """
 import random
@@ -172,6 +173,34 @@ def test_what_is_in_effect_is_read_back(tmp_path: Path, undoes: bool) -> None:
     }
 
 
+@pytest.mark.parametrize("key", sorted(OF_SCRIPTS))
+def test_every_change_of_a_script_is_read_back(key: str) -> None:
+    assert OF_SCRIPTS[key].applied is not Change.applied
+
+
+@pytest.mark.parametrize(("undone", "value"), [(False, "foreach"), (True, "loop")])
+def test_the_flags_of_an_optimizer_are_read_back(undone: bool, value: str) -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    steps = SimpleNamespace(optimizers=lambda: [optimizer])
+    change = make("optimizer.implementation", "foreach", SimpleNamespace(steps=steps))
+    change.switch(True)
+    if undone:  # as a scheduler of the script's own might
+        optimizer.param_groups[0]["foreach"] = False
+    assert change.applied()[:2] == (value, not undone)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "workers", "in_effect"),
+    [("TensorDataset", 2, True), ("Subset", 2, None), ("Images", 2, False), ("TensorDataset", 0, False)],
+)
+def test_whether_batches_are_gathered_in_workers_is_known_by_the_dataset(
+    dataset: str, workers: int, in_effect: bool | None
+) -> None:
+    loader = {"dataset": dataset, "workers": workers}
+    assert make("loader.fetch", "auto", SimpleNamespace(loader=loader)).applied()[1] is in_effect
+
+
 class _Observer(SimpleNamespace):
     def __init__(self, scales: bool) -> None:
         super().__init__(
@@ -290,7 +319,8 @@ import sys
 
 import torch
 
-from ndd_watch.changes import make
+from ndd_watch.changes import OF_SCRIPTS, make
+from ndd_watch.switches import Change
 
 matmul = torch.backends.cuda.matmul
 if sys.argv[1] == "newer":

@@ -15,8 +15,10 @@ from ndd_console.view.learning import end_rows, small
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import aligned, cells, cut, fit, shorten, width_of, wrap
 from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
+from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_console.words.run import LOST, progress_line
-from ndd_engine.record.events import PHASES
+from ndd_engine.diagnose import diagnose
+from ndd_engine.record.events import PHASES, StallEvent
 from ndd_engine.record.figures import throughput
 from ndd_engine.record.snapshot import (
     STATUSES,
@@ -332,3 +334,15 @@ def test_columns_stand_below_each_other_and_fit(texts: list[tuple[str, ...]], wi
     assert len({cells(row[0][0]) for row in rows}) == 1
     assert len({width_of(row[:2]) for row in rows[:-1] if len(row) > 2}) <= 1
     assert texts == [] or width_of(rows[-1]) == width  # the last text takes the rest of its row
+
+
+def test_a_hang_before_the_first_step_is_shown_with_its_place_and_advice() -> None:
+    title = "no progress for 8.1 s in data_wait: the main process (pid 39) waits for loader worker 1, which reads /data"
+    stall = StallEvent(0, 8.1, "storage", title, "check the disk or mount", "data.py:12")
+    value = empty_snapshot(run=run_event(), sample=sample(), stall=stall)
+    shown = " ".join(screen(value, diagnosis=DiagnosisResult(diagnose(value))).replace("│", " ").split())
+    assert "loader worker 1, which reads /data" in shown
+    assert "data.py:12" in shown and "check the disk or mount" in shown
+    # Other findings wait for steps.
+    waiting = empty_snapshot(run=run_event(), sample=sample())
+    assert screen(waiting, diagnosis=DiagnosisResult(diagnose(waiting))) == screen(waiting)

@@ -38,7 +38,7 @@ RULES = (no_effect,)
 # Reads of a tensor that are no call of a method by name.
 WAITS = {
     "float": "float(tensor)", "int": "int(tensor)", "bool": "bool(tensor), which if and while call,",
-    "format": 'f"{tensor}"', "to": '.to("cpu")',
+    "format": 'f"{tensor}"', "repr": "print(tensor)", "in": "x in tensor", "to": '.to("cpu")',
 }  # fmt: skip
 
 

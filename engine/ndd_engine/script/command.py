@@ -238,6 +238,13 @@ class Command:
         if script and not (self.folder / script).exists():
             raise UsageError(f"{printable(script)}: there is no such file in {printable(str(self.folder))}")
 
+    def check_repeatable(self) -> None:
+        """Raises UsageError if it can be started once only."""
+        if _program(self.words) == "-":
+            raise UsageError(
+                "the script is read from standard input, which a trial cannot read again: write it to a file"
+            )
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-serialisable."""
         return {"command": list(self.words), "folder": str(self.folder)}
@@ -310,19 +317,25 @@ def kept_out(words: Sequence[str]) -> str:
 
 def file_of(words: Sequence[str]) -> str:
     """The file that the words give to Python; "" for a module, a line of code, standard input or another program."""
+    found = _program(words)
+    return "" if found == "-" else found
+
+
+def _program(words: Sequence[str]) -> str:
+    """As `file_of`, but "-" for standard input."""
     if not words or not PYTHON.fullmatch(Path(words[0]).name):
         return ""
     rest = iter(words[1:])
     for word in rest:
-        if not word.startswith("-"):
+        if not word.startswith("-") or word == "-":
             return word
         letters = word[1:]
         at = next((place for place, letter in enumerate(letters) if letter in _WITH_VALUE), None)
-        if not letters or not set(letters[:at]) <= set(_PLAIN):
+        if not set(letters[:at]) <= set(_PLAIN):
             return ""
         if at == len(letters) - 1:
             next(rest, None)
-    return ""
+    return "-"
 
 
 def title_of(words: Sequence[str]) -> str:

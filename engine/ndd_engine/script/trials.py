@@ -271,9 +271,11 @@ def _planned(request: TrialRequest, seen: dict[str, Any], device: str, described
 
 
 def start_of(request: TrialRequest) -> Start:
-    """How the candidate is started. Raises UsageError for a wrong name."""
+    """How the candidate is started. Raises UsageError for a wrong name, or if the command cannot be started again."""
     assert request.base.run is not None
-    return started(command_of(request.base.run), request.sets, os.environ)
+    command = command_of(request.base.run)
+    command.check_repeatable()
+    return started(command, request.sets, os.environ)
 
 
 def tried_run(request: TrialRequest) -> RunState:

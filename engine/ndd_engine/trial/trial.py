@@ -299,7 +299,8 @@ class Trial:
             raise NotMeasurableError(unlike)
         if self._budget.left_s < self._budget.budget_s / 10:
             enough_s = FEWEST_ABBA * 4 * max(base_s, change_s, ESTIMATE_S)
-            text = f"preparing both sides took {duration(self._budget.elapsed_s)}"
+            took = duration(self._budget.elapsed_s)
+            text = f"starting both sides, warming up and timing their first steps took {took}"
             raise BlocksDoNotFitError(text, enough_s)
         base, change = self._pace(0, base_s), self._pace(1, change_s)
         if self._sides.by_epochs:

@@ -83,6 +83,7 @@ def observed(root: Path, command: Command, stop: threading.Event, outside: bool 
     outside: whether it may do what the copy does not contain. Raises UsageError if it wanted to, and may not.
     """
     command.check()
+    command.check_repeatable()
     with tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True) as place:
         folder = scratch(command.folder, Path(place), root.absolute())
         os.environ.update(

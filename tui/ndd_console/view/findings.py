@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_console.words.finding import CALM, ceiling_text, change_text, choices, evidence_text
-from ndd_engine.diagnose import Finding
+from ndd_engine.diagnose import ENDINGS, Finding
 from ndd_engine.text import foreign
 
 from .rows import cells, rule, shorten, wrap
@@ -70,13 +70,14 @@ def finding_rows(result: DiagnosisResult, width: int, count: int, can_try: bool)
     if result.trouble or not result.findings:
         return [((shorten(result.trouble, width), "dim"),)] if result.trouble else []
     first, *others = result.findings
-    rows = [title_row(first.title, ceiling_text(first), style_of(first), width)]
+    title, more = _parted(first)
+    rows = [title_row(title, ceiling_text(first), style_of(first), width)]
     if first.cause not in CALM:
         text, key, other = _change_text(first, can_try, width)
         change = wrap(text + key + other, width)
-        if len(change) > _LINES or count < 1 + len(change) + bool(first.evidence):
+        if len(change) > _LINES or count < 1 + len(change) + bool(more or first.evidence):
             change = wrap(text + key, width)  # a pid that is cut off is of no use
-        evidence = wrap(foreign(evidence_text(first)), width)
+        evidence = wrap(foreign("; ".join(filter(None, [more, evidence_text(first)]))), width)
         # A single remaining row shows the change: the title already names the problem.
         shown = {"change": 0, "evidence": 0}
         for name, lines in (("change", change), ("evidence", evidence)) * _LINES:
@@ -99,7 +100,16 @@ def least_rows(result: DiagnosisResult) -> int:
     if result.trouble or not result.findings:
         return 1 if result.trouble else 0
     first = result.findings[0]
-    return 1 if first.cause in CALM else 1 + bool(first.evidence) + bool(first.changes or first.leave)
+    told = bool(first.evidence or _parted(first)[1])
+    return 1 if first.cause in CALM else 1 + told + bool(first.changes or first.leave)
+
+
+def _parted(finding: Finding) -> tuple[str, str]:
+    """(the heading, what follows it): all of what has ended a run, or keeps it from going on, is to be read."""
+    if finding.cause not in ENDINGS:
+        return finding.title, ""
+    title, _, more = finding.title.partition(": ")
+    return title, more
 
 
 def _also(finding: Finding, width: int) -> Row:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_console.words.ranks import late_words
+from ndd_engine.diagnose import ENDINGS
 from ndd_engine.record.ranks import Ranks
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import size
@@ -94,7 +95,9 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
     room.take(len(end))
     main = room.take(_MAIN if phases else 2)
     learning = room.take_all(3) if phases or ended else 0
-    diagnosis = state.diagnosis if phases else NOTHING
+    # Before the first step, only what may be the reason that there is none.
+    findings = state.diagnosis.findings
+    diagnosis = state.diagnosis if phases or (findings and findings[0].cause in ENDINGS) else NOTHING
     finding = room.take(least_rows(diagnosis))
     machine = _machine(snapshot, _SIDE if side else width) if not ended else []
     below = room.take_all(len(machine)) if not side else 0
