@@ -54,15 +54,220 @@ def test_a_run_is_called_like_its_script(text: str, title: str, name: str) -> No
         ("python -c S", False),
         ("bash -I", False),
         ("python -X dev -W Ignore t.py", False),
-        ("python", False), ("python -", False), ("python3 -u -", False), ("python -X dev", False),
-        ("python - 7", False), ("python train.py -", True), ("python -m train", True), ("python -c pass", True),
-        ("bash train.sh", True), ("python -u train.py", True), ("torchrun train.py", True),
+        ("python", False),
     ],
-)  # fmt: skip
-def test_a_script_from_standard_input_cannot_be_started_again(text: str, repeatable: bool) -> None:
-    command = Command(tuple(text.split()), Path())
-    if repeatable:
-        command.check_repeatable()
-        return
+)
+def test_options_of_python_that_keep_the_observer_out_are_refused(text: str, refused: bool) -> None:
+    assert bool(kept_out(text.split())) == refused
+
+
+def test_what_does_not_exist_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    for text in (
+        "python train.py --x",
+        "python -u -W ignore train.py",
+        "python -m fit",
+        "python -c 1",
+        "python",
+    ):
+        command(text, tmp_path).check()
+    for text, named in (
+        ("python -u trian.py", str(tmp_path)),
+        ("--fast python train.py", "--fast"),
+        ("missing.py --x", "python missing.py"),
+        ("", "command"),
+    ):
+        with pytest.raises(UsageError, match=named):
+            command(text, tmp_path).check()
+
+
+def test_the_path_of_a_run_is_known_to_its_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial is started from another shell, without the `PYTHONPATH=... ` that was before the command of the run."""
+    monkeypatch.setenv("PYTHONPATH", "../lib")
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    command("python train.py", tmp_path).keep(run)
+    monkeypatch.delenv("PYTHONPATH")
+    assert command_of(run).path == "../lib" and command("python train.py", tmp_path).path == ""
+    # Of an earlier version.
+    run.command.write_text('{"command": ["python", "train.py"], "folder": "/"}')
+    assert command_of(run).path == ""
+
+
+def test_a_path_of_the_user_stays() -> None:
+    made = environment(Path("/r"), Path("/s"), {"PYTHONPATH": "/mine", "A": "b"})
+    assert made == {"PYTHONPATH": "/s:/mine", "A": "b", "NDD_WATCH": "/r"}
+
+
+@pytest.mark.parametrize(
+    ("before", "name", "after", "old"),
+    [
+        ("python t.py --batch-size 32 --lr 1", "batch-size", "python t.py --batch-size 64 --lr 1", "32"),
+        ("python t.py --batch_size=32", "batch-size", "python t.py --batch_size=64", "32"),
+        ("python t.py -b 32", "b", "python t.py -b 64", "32"),
+        ("python t.py train.batch=32 seed=1", "train.batch", "python t.py train.batch=64 seed=1", "32"),
+        ("python t.py", "batch-size", "python t.py --batch-size 64", "default"),
+        ("python t.py seed=1", "batch", "python t.py seed=1 batch=64", "default"),
+        ("torchrun --nnodes=1 t.py seed=1", "batch", "torchrun --nnodes=1 t.py seed=1 batch=64", "default"),
+        ("python t.py seed=1 -v", "batch", "python t.py seed=1 -v --batch 64", "default"),
+    ],
+)
+def test_an_argument_is_replaced_where_it_stands(before: str, name: str, after: str, old: str) -> None:
+    found = started(command(before), [f"arg.{name}=64"], {})
+    assert found.command == command(after)
+    assert found.changed == {f"arg.{name}": (old, "64")}
+    (advice,) = found.advice
+    assert after in advice
+
+
+def test_a_variable_is_set() -> None:
+    bare = command("python t.py")
+    found = started(bare, ["env.OMP_NUM_THREADS=2", "loader.workers=1"], {"OMP_NUM_THREADS": "8"})
+    assert (found.command, found.environment) == (bare, {"OMP_NUM_THREADS": "2"})
+    assert found.changed == {"env.OMP_NUM_THREADS": ("8", "2")}
+
+
+@pytest.mark.parametrize(
+    ("item", "named"), [("arg.batch", "--arg batch"), ("env.=1", "--env =1"), ("arg.b=32", "32")]
+)
+def test_what_changes_nothing_is_refused(item: str, named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        started(command("python t.py -b 32"), [item], {})
+
+
+@pytest.mark.parametrize(
+    ("text", "item", "expected"),
+    [
+        ("python t.py -b 32", "arg.b=64", {"arg.b": "64"}),
+        ("torchrun --nproc-per-node 2 t.py", "arg.lr=0.1", {"arg.lr": "0.1"}),
+        ("bash all.sh", "env.X=1", {"env.X": "1"}),
+        # Options of a launcher are not those of the process that trains.
+        ("torchrun --nproc-per-node 2 t.py", "arg.nproc-per-node=4", {}),
+        ("torchrun --nproc-per-node=2 -m fit", "arg.nproc-per-node=4", {}),
+    ],
+)
+def test_arguments_and_variables_are_read_back(text: str, item: str, expected: dict[str, str]) -> None:
+    assert started(command(text), [item], {}).read_back == expected
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A folder with a script and an environment; beside it, and above that, are data and a package."""
+    folder = tmp_path / "up" / "project"
+    files = {
+        "up/project/train.py": "", "up/project/src/own.py": "", "up/project/runs/base/events.jsonl": "",
+        "up/project/.venv/pyvenv.cfg": "", "up/data/x.txt": "1", "package/__init__.py": "",
+    }  # fmt: skip
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    with (folder / "large.bin").open("wb") as file:
+        file.truncate(LINKED + 1)
+    return folder
+
+
+def test_relative_paths_that_leave_the_folder_reach_the_original(project: Path, tmp_path: Path) -> None:
+    copied = scratch(project, tmp_path / "place", project / "runs")
+    assert copied.name == "project" and not (copied / "runs").exists()
+    assert (copied / "../data/x.txt").read_text() == "1"
+    for entry in ("src/own.py", "../../package/__init__.py", ".venv/pyvenv.cfg", "large.bin"):
+        assert (copied / entry).exists()
+    # A copied file is another one; what is linked is the original.
+    (copied / "train.py").write_text("changed")
+    assert (project / "train.py").read_text() == ""
+    assert (copied / "../data").resolve() == tmp_path / "up" / "data"
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [
+        ("../data/x.txt", True),
+        ("../data/new.txt", True),
+        ("../../package/__init__.py", True),
+        ("large.bin", True),
+        ("out.txt", False),
+        ("../out.txt", False),  # in the scratch folder, and lost with it
+        ("src/own.py", False),
+    ],
+)
+def test_what_a_scratch_copy_links_to_is_not_written(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, refused: bool
+) -> None:
+    place, told = tmp_path / "place", list[str]()
+    monkeypatch.chdir(scratch(project, place, project / "runs"))
+    outside = Outside(links=told.append, scratch=str(place))
+    outside.writes(path)
+    assert told == ([f"writes to {Path(path).resolve()}, outside its folder"] if refused else [])
+
+
+@pytest.mark.parametrize(
+    ("word", "moved"),
+    [
+        ("{own}/train.py", "{copy}/train.py"),
+        ("--data={own}/src", "--data={copy}/src"),
+        ("{own}", "{copy}"),
+        ("{own}/out.txt", "{copy}/out.txt"),  # it is not there yet
+        ("python {own}/train.py > '{own}/log'", "python {copy}/train.py > '{copy}/log'"),
+        # Not in the copy, or only linked.
+        ("{own}/.venv/bin/python", "{own}/.venv/bin/python"),
+        ("{own}/.venv/pyvenv.cfg", "{own}/.venv/pyvenv.cfg"),
+        ("{own}/runs/base/events.jsonl", "{own}/runs/base/events.jsonl"),
+        ("{own}/large.bin", "{own}/large.bin"),
+        # Other folders.
+        ("{own}-2/train.py", "{own}-2/train.py"),
+        ("/elsewhere{own}/train.py", "/elsewhere{own}/train.py"),
+        ("{own}/../data/x.txt", "{own}/../data/x.txt"),
+        ("train.py", "train.py"),
+    ],
+)
+def test_whole_paths_below_the_folder_are_those_of_the_copy(
+    project: Path, tmp_path: Path, word: str, moved: str
+) -> None:
+    (project / ".venv/bin").mkdir()
+    (project / ".venv/bin/python").touch()
+    copied = scratch(project, tmp_path / "place", project / "runs")
+    given, expected = (text.format(own=project, copy=copied) for text in (word, moved))
+    command, changed = in_copy(Command((given,), project), copied, {"THERE": given, "PATH": given})
+    assert (command.words, command.folder) == ((expected,), copied)
+    assert changed == ({"THERE": expected} if given != expected else {})
+
+
+def test_a_folder_that_the_shell_reached_by_a_link_is_known_by_that_name(
+    project: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "link").symlink_to(project)
+    copied = scratch(project, tmp_path / "place", project / "runs")
+    words, environment = (f"{tmp_path}/link/train.py",), {"PWD": f"{tmp_path}/link"}
+    command, changed = in_copy(Command(words, project), copied, environment)
+    assert (command.words, changed) == ((f"{copied}/train.py",), {"PWD": str(copied)})
+
+
+def test_everything_that_a_copy_does_not_contain_is_named() -> None:
+    seen = {"places": ["/data/x"], "hosts": ["example.org:80"], "programs": ["sh -c date"]}
+    with pytest.raises(UsageError, match=r"writes to /data/x and connects to .*:80 and starts .* sh -c date"):
+        check_contained({"script": {"outside": seen}})
+    for kind in seen:
+        with pytest.raises(UsageError, match="--allow-side-effects"):
+            check_contained({"script": {"outside": {kind: ["something"]}}})
+    check_contained({"script": {"outside": {kind: [] for kind in seen}}})
+
+
+@pytest.mark.parametrize("text", ["python", "python -", "python3 -u -", "python -X dev", "python - 7"])
+def test_a_script_from_standard_input_cannot_be_started_again(text: str) -> None:
     with pytest.raises(UsageError, match="read from standard input"):
-        command.check_repeatable()
+        Command(tuple(text.split()), Path()).check_repeatable()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python train.py -",
+        "python -u a.py",
+        "python -m train",
+        "python -c pass",
+        "bash train.sh",
+        "torchrun a.py",
+    ],
+)
+def test_another_script_can(text: str) -> None:
+    Command(tuple(text.split()), Path()).check_repeatable()
