@@ -13,7 +13,7 @@ from typing import Any
 
 import pexpect
 import pytest
-from script_help import SUBJECTS, environment, events, report, run, start
+from script_help import CONSOLE, SUBJECTS, environment, events, report, run, start
 from tests.fake_wandb import Told
 from tests.tiers import few
 from tests.waiting import LIMIT_S, contains, lives, until
@@ -378,3 +378,23 @@ def test_where_the_observation_ends_the_terminal_says_so(tmp_path: Path) -> None
     # At once, and in the summary.
     assert "ndd-console: the observation ended at step" in done.stderr
     assert "what came later is not in these figures" in done.stderr
+
+
+def test_output_in_a_file_is_in_the_log_of_the_run_as_well(tmp_path: Path) -> None:
+    (tmp_path / "fails.py").write_text(
+        "import os, sys, torch\nprint(os.fstat(1).st_ino)\nprint('last words', file=sys.stderr)\nsys.exit(3)\n"
+    )
+    words = (*CONSOLE, "run", "--run", "it", "--", sys.executable, "fails.py")
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("ab") as err:
+        err.write(b"from an earlier run\n")
+        err.flush()
+        status = subprocess.run(
+            words, cwd=tmp_path, stdout=out, stderr=err, env=environment(), timeout=100, check=False
+        ).returncode
+    assert status == 3
+    log = (tmp_path / "runs" / "it" / "console.log").read_text()
+    # The script has the file itself, and the log what it wrote into it.
+    assert str((tmp_path / "out").stat().st_ino) in log.splitlines()
+    assert "last words" in log and "earlier run" not in log
+    end = events(tmp_path, "it")[-1]
+    assert isinstance(end, EndEvent) and "last output: last words" in end.reason

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from ndd_engine.files import open_regular
 
+# Of a file, at once.
+CHUNK = 1 << 20
 # A log of this size is moved to console.log.1, and a new one begins.
 MOST_BYTES = 64 << 20
 
@@ -30,6 +34,10 @@ class OutputLog:
                 _all(self._stream, data)
             except OSError:  # the terminal is lost; the log goes on
                 self._stream = None
+        self.keep(data)
+
+    def keep(self, data: bytes) -> None:
+        """Write to the log only."""
         if self._handle < 0:
             return
         with contextlib.suppress(OSError):  # a full disk costs output, not the script
@@ -49,6 +57,47 @@ class OutputLog:
         handle, self._handle = self._handle, -1
         if handle >= 0:
             os.close(handle)
+
+
+class FileOutput:
+    """Reads what a command writes to the files that are its standard output and error, from now on.
+
+    output: called by `poll` with what is new. The command has the files as they are; nothing is between.
+    """
+
+    def __init__(self, output: Callable[[bytes], None]) -> None:
+        self._output = output
+        # By device and number of the file: a descriptor of our own, and how far it was read.
+        self._files: dict[tuple[int, int], list[int]] = {}
+        for stream in (1, 2):
+            with contextlib.suppress(OSError):
+                about = os.fstat(stream)
+                key = about.st_dev, about.st_ino
+                if stat.S_ISREG(about.st_mode) and key not in self._files:
+                    handle = os.open(f"/proc/self/fd/{stream}", os.O_RDONLY | os.O_CLOEXEC)
+                    self._files[key] = [handle, max(about.st_size, os.lseek(stream, 0, os.SEEK_CUR))]
+
+    def poll(self) -> bool:
+        """Read what is new; whether there may be more."""
+        more = False
+        for one in self._files.values():
+            with contextlib.suppress(OSError):
+                handle, done = one
+                if os.fstat(handle).st_size < done:  # somebody has emptied it
+                    one[1] = done = 0
+                if data := os.pread(handle, CHUNK, done):
+                    one[1] += len(data)
+                    self._output(data)
+                    more = more or len(data) == CHUNK
+        return more
+
+    def close(self) -> None:
+        """Read the rest."""
+        while self.poll():
+            pass
+        for handle, _ in self._files.values():
+            os.close(handle)
+        self._files = {}
 
 
 def _all(handle: int, data: bytes) -> None:

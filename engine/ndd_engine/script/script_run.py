@@ -38,7 +38,7 @@ from ndd_watch.allocations import NAME as SNAPSHOT
 from .command import Command, command_of, environment, in_copy
 from .follower import Follower
 from .launch import Launched
-from .output import OutputLog
+from .output import FileOutput, OutputLog
 from .progress import readable_by
 from .records import Room
 from .steering import Steering, refusal
@@ -82,6 +82,7 @@ class Script(Executor):
         self.request = request
         self.launched: Launched | None = None
         self._output: OutputLog | None = None
+        self._files: FileOutput | None = None
         self._loggers: Loggers | None = None
         self._follower: Follower | None = None
         # Signals that are to be passed on.
@@ -102,6 +103,8 @@ class Script(Executor):
     def begin(self, directory: RunDir) -> RunState | None:
         self.request.command.keep(directory)
         self._output = OutputLog(directory.console_log, None if self.request.screen else 1)
+        if not self.request.screen:  # which has all of its output
+            self._files = FileOutput(self._output.keep)
         return None
 
     def pass_on(self, number: int) -> None:
@@ -175,11 +178,15 @@ class Script(Executor):
                 if follower.trains != sampler.followed:
                     sampler.follow(*follower.trains)
                 room.fill()
+                if self._files is not None:
+                    self._files.poll()
                 self._obey(script)
                 script.resize(*shutil.get_terminal_size())
         finally:
             sampler.stop()
             script.close()
+            if self._files is not None:
+                self._files.close()
         follower.finish()
         room.close()
         return status
