@@ -77,6 +77,16 @@ def test_what_a_look_has_found_is_not_blamed_for_much_more() -> None:
     assert found.cause == "leak" and "held by" not in found.title
 
 
+def test_without_a_holder_the_live_tensors_that_take_most_are_told() -> None:
+    shapes = [("512 x 1024 float32", 240, 480 * MB), ("8 float32", 2, 64)]
+    found = run(GROWS, replace(looked(None), tensors=shapes)).verdict()
+    told = " ".join(item.text for item in found.evidence)
+    assert "240 tensors of 512 x 1024 float32 (480 MiB)" in told and "2 tensors of 8 float32 (64 B)" in told
+    # With one, it says what is kept.
+    held = run(GROWS, replace(looked(HISTORY), tensors=shapes)).verdict()
+    assert not any("live tensors" in item.text for item in held.evidence)
+
+
 def test_a_buffer_that_ends_growing_and_fits_is_no_leak() -> None:
     assert "leak" not in run(GROWS, looked(replace(HISTORY, type="deque", limit=1000))).causes()
     # 10,000 elements of 2 MiB are more than is free.

@@ -191,3 +191,8 @@ def test_files_are_told_as_people_know_them(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
     assert short(str(tmp_path / "data" / "my.py")) == str(Path("data", "my.py"))
     assert short("/usr/lib/python3/threading.py") == "python3/threading.py"
+
+
+def test_the_memory_of_its_own_is_told_of_each_process() -> None:
+    found = named(worker(FUTEX, ITEM, forked=True, private_bytes=3 << 30))
+    assert any("loader worker 1" in line and "3.0 GiB of its own" in line for line in found.processes)

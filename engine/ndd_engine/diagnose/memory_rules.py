@@ -114,6 +114,12 @@ def leak(view: View) -> Finding | None:
         if heap is not None and heap.slope < HELD * slope:
             text = f"what is in use of the heap grows by {size(heap.slope)} per step; the rest are gaps in it"
             draft.saw(text, "the C library's heap")
+    elif snapshot.looked is not None and snapshot.looked.tensors:
+        shapes = ", ".join(
+            f"{counted(count, 'tensor')} of {printable(shape)} ({size(taken)})"
+            for shape, count, taken in snapshot.looked.tensors[:3]
+        )
+        draft.saw(f"live tensors that take most: {shapes}", "a look at the process")
     if kept:
         draft.saw(f"autograd graphs of {kept:,} steps were kept at a time", "autograd")
     if growth.released:
@@ -309,6 +315,11 @@ def worker_memory(view: View) -> Finding | None:
         title += ", copies of the dataset's Python objects"
     draft = Draft("worker-memory", title, None, "certain" if copies else "likely")
     per = f"{size(rise / steps)} per step"
+    line = (
+        line_through(condensed(private[first : last + 1], GROUPS)) if last - first >= LEAST_POINTS else None
+    )
+    if line is not None and 0 < line.low < line.high:
+        per += f", {size(line.low)} to {size(line.high)}"
     items = snapshot.run.items_per_step if snapshot.run is not None else 0
     if items:
         per += f", {size(rise / steps / items)} per item read"

@@ -17,7 +17,7 @@ from ndd_engine.text import printable
 from ndd_watch import CAPTURES
 
 from .host import Host, free_in_group, read_limits, throttled_s, usable_cores, used_s
-from .process_state import ProcessState, state_of
+from .process_state import ProcessState, own_memory, state_of
 
 # Minimum cores used by others to start a search.
 NOTICEABLE = 0.3
@@ -464,7 +464,7 @@ class WorkerMemory:
         if not pids or now < self._due:
             return {}
         begin = time.thread_time()
-        read = [self._of(pid) for pid in sorted(pids)[:MOST_WORKERS]]
+        read = [own_memory(pid, self._proc) for pid in sorted(pids)[:MOST_WORKERS]]
         self._readings += 1
         share = FIRST_SHARE if self._readings <= FEW else MEMORY_SHARE
         self._due = now + (time.thread_time() - begin) / share
@@ -473,15 +473,3 @@ class WorkerMemory:
             return {}
         private, shared = (sum(values) * len(pids) // len(found) for values in zip(*found, strict=True))
         return {"workers_private_bytes": private, "workers_shared_bytes": shared}
-
-    def _of(self, pid: int) -> tuple[int, int] | None:
-        """(private, shared) bytes; shared: pages that were written, as Python's objects, without those of files."""
-        try:
-            lines = (self._proc / str(pid) / "smaps_rollup").read_text(encoding="ascii").splitlines()
-            sizes = {
-                name: int(rest.split()[0]) << 10
-                for name, _, rest in (line.partition(":") for line in lines[1:])
-            }
-            return sizes["Private_Dirty"] + sizes["Private_Clean"], sizes["Shared_Dirty"]
-        except (OSError, ValueError, KeyError, IndexError):
-            return None

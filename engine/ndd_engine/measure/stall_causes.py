@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 from ndd_engine.hardware.process_state import ProcessState, Waiting
 from ndd_engine.record.process_events import DeathEvent, StallEvent
-from ndd_engine.text import duration, printable
+from ndd_engine.text import duration, printable, size
 
 from .spy import Frame, own, place_of
 
@@ -58,7 +58,7 @@ class Standing:
 
     stack: of the thread that matters, the innermost frame first; None if it is not known. others: those of its other
     threads. forked: made by a fork, without another program. crowd: threads of its parent. fresh: no step has ended
-    since it began. holds_lock: Python's interpreter lock.
+    since it began. holds_lock: Python's interpreter lock. private_bytes: memory of its own, None if it is not known.
     """
 
     state: ProcessState
@@ -70,6 +70,7 @@ class Standing:
     crowd: int = 1
     fresh: bool = False
     holds_lock: bool = False
+    private_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -293,4 +294,7 @@ def _line(one: Standing) -> str:
         printable(f"{frame['name']} ({PurePath(str(frame['filename'])).name}:{frame['line']})")
         for frame in (one.stack or ())[:8]
     )
-    return f"{one.name}, state {one.state.letter}, {does or 'running'}" + (f": {stack}" if stack else "")
+    memory = "" if one.private_bytes is None else f", {size(one.private_bytes)} of its own"
+    return f"{one.name}, state {one.state.letter}{memory}, {does or 'running'}" + (
+        f": {stack}" if stack else ""
+    )

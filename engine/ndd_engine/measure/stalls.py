@@ -21,6 +21,7 @@ from ndd_engine.hardware.process_state import (
     children_of,
     command_of,
     moved_bytes,
+    own_memory,
     state_of,
     threads_cpu_s,
     waiting_of,
@@ -277,7 +278,8 @@ class Stalls:
                 stack, holds = of_process(one["frames"]), bool(one.get("owns_gil"))
                 others = [list(each["frames"]) for each in told if each is not one]
         waiting = waiting_of(state.pid, thread)
-        return Standing(state, role, waiting, stack, others, forked, crowd, fresh, holds)
+        private = (own_memory(state.pid) or (None,))[0]
+        return Standing(state, role, waiting, stack, others, forked, crowd, fresh, holds, private)
 
 
 def _helps(state: ProcessState) -> bool:
