@@ -56,7 +56,16 @@ def opened(*counts: int) -> dict[int, tuple[Event, ...]]:
     }
 
 
+def hooked(first: int, newest: int) -> dict[int, tuple[Event, ...]]:
+    """So many hooks of a module in two profiled steps."""
+    return {
+        index: (replace(profiled(), step=20 * (index + 1), sizes={"hooks:block.3": count}),)
+        for index, count in ((1, first), (9, newest))
+    }
+
+
 PROCESSES = [
+    Pair("piling-up", Planted(after=hooked(2, 90)), Planted(after=hooked(90, 90))),
     Pair("hang", Planted(after={11: (STALL,)}), Planted(after={11: (STALL, ENDED)})),
     Pair("hang", Planted(after={11: (COMPUTES, STALL)}), Planted(after={11: (COMPUTES,)}), name="computes"),
     Pair(

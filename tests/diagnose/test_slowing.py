@@ -26,8 +26,12 @@ def slowing(
     items: Callable[[int], int] = lambda index: 64,
     planted: Planted | None = None,
     phase: str = "forward",
+    cause: str = "slowing",
 ) -> Finding | None:
-    """The finding of a run with these step times by window. functions: window -> a profiled step after it."""
+    """The finding with this cause of a run with these step times by window.
+
+    functions: window -> a profiled step after it.
+    """
     state, profiled = RunState(), dict(functions)
     for t, event in (planted or Planted(windows=0)).events():
         state.fold(t, event)
@@ -42,7 +46,7 @@ def slowing(
         state.fold(float(index), window)
         if index in profiled:
             state.fold(float(index), profiled[index])
-    return next((one for one in diagnose(state.snapshot()) if one.cause == "slowing"), None)
+    return next((one for one in diagnose(state.snapshot()) if one.cause == cause), None)
 
 
 def profile(step: int, ms: float, sizes: dict[str, int] | None = None) -> FunctionsEvent:
@@ -128,6 +132,24 @@ def test_what_piles_up_is_counted(key: str, text: str, advice: str) -> None:
     steps = (3, profile(200, 1.0, {key: 900})), (170, profile(8550, 1.0, {key: 901}))
     found = slowing(steadily, *steps)
     assert found is not None and "grow from" not in found.title
+
+
+@pytest.mark.parametrize(
+    ("key", "before", "now", "found"),
+    [
+        ("hooks:block.3", 2, 900, True),
+        ("handlers:train", 1, 900, True),
+        ("hooks:block.3", 2, 2, False),
+        ("hooks:block.3", 2, 30, False),  # a few, once
+        ("parameters:SGD", 2, 900, False),  # layers that train from some step on
+    ],
+)
+def test_what_piles_up_is_named_before_steps_are_slower(key: str, before: int, now: int, found: bool) -> None:
+    steps = (3, profile(200, 1.0, {key: before})), (170, profile(8550, 1.0, {key: now}))
+    named = slowing(lambda index: 10.0, *steps, cause="piling-up")
+    assert (named is not None) is found
+    if named is not None:
+        assert f"grow from {before} to {now}" in named.title and "once" in named.changes[0].text
 
 
 def test_a_graph_that_is_carried_comes_before_the_memory_that_it_takes() -> None:

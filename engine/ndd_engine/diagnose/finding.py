@@ -75,6 +75,7 @@ CAUSES: dict[str, str] = {
     "worker-memory": "memory of loader workers grows",
     "evaluation-memory": "evaluations take much memory",
     "near-limit": "memory almost full",
+    "piling-up": "hooks or handlers pile up",
     "retain-graph": "graphs kept without need",
     "repeated-items": "items repeated within an epoch",
 }

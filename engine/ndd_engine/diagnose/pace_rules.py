@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -149,6 +149,8 @@ COUNTS = {
     "parameters": ("parameters in {}", "call add_param_group once for each parameter"),
     "handlers": ("handlers of the logger {}", "add a handler once: each one writes every message again"),
 }
+# Of these, a training that adds some in part of its steps is at fault also while nothing is slower.
+ADDED, EACH_STEP = ("hooks", "handlers"), 0.1
 
 
 def slowing(view: View) -> Finding | None:
@@ -240,16 +242,31 @@ def _graph(view: View) -> Grown | None:
     )
 
 
-def _counted(view: View) -> Grown | None:
-    """Something that can be counted, such as hooks."""
+def piling_up(view: View) -> Finding | None:
+    """Hooks or handlers of which each step adds some, although steps are not slower yet."""
+    if (pair := _profiles(view)) is None or slowdown(view.snapshot.pace) is not None:
+        return None
+    first, newest = pair
+    found = _counted(view, (newest.step - first.step) * EACH_STEP, ADDED)
+    if found is None:
+        return None
+    title = f"{found.title.removeprefix('while ')}: the training adds some again and again"
+    draft = Draft("piling-up", title, None, "certain")
+    draft.saw(found.evidence, PROFILER)
+    draft.change(found.advice, where=found.where)
+    return draft.done()
+
+
+def _counted(view: View, least: float = MORE, kinds: Collection[str] | None = None) -> Grown | None:
+    """Something that can be counted, such as hooks: of these kinds (all), at least so many more."""
     if (pair := _profiles(view)) is None:
         return None
     first, newest = pair
     counts = [
         (now - before, key, before, now)
         for key, now in newest.sizes.items()
-        if now - (before := first.sizes.get(key, 0)) >= MORE and now >= TIMES_MORE * before
-        and key.partition(":")[0] in COUNTS
+        if now - (before := first.sizes.get(key, 0)) >= max(least, MORE) and now >= TIMES_MORE * before
+        and key.partition(":")[0] in (kinds or COUNTS)
     ]  # fmt: skip
     if not counts:
         return None

@@ -188,6 +188,7 @@ RULES: tuple[Rule, ...] = (
     capture_rules.gpu_unseen,
     *rank_rules.RULES,
     pace_rules.slowing,
+    pace_rules.piling_up,
     *model_rules.RULES,
     *run_rules.SCRIPT_RULES,
     *script_rules.RULES,
