@@ -370,6 +370,10 @@ _ROWS = (
     Row(
         "run.threads", "CPU threads", Threads, MODEL, Statement("{torch}.set_num_threads({value})"), ARITHMETIC,
         Sweep("threads, threads-N", _threads),
+        Idea(
+            "1", "try one thread: small operators may be faster without the others",
+            lambda gpu, now: not gpu and isinstance(now, int) and now > 1,
+        ),
     ),
     # Step.
     Row(

@@ -142,3 +142,11 @@ def test_waits_without_a_call_by_name_are_told_as_they_are_written(what: str, ca
 def test_a_script_without_a_fault_is_healthy() -> None:
     found = diagnose(script(profiled(0.4)).snapshot())
     assert [item.cause for item in found] == ["healthy"]
+
+
+@pytest.mark.parametrize(("threads", "offered"), [(2, True), (1, False)])
+def test_one_thread_is_offered_where_nothing_slows_a_script_on_the_cpu(threads: int, offered: bool) -> None:
+    config = {"script": {"command": ["python", "train.py"]}, "batch": {"accumulation": 1, "micro": 8}}
+    found = Planted(run={"config": config, "threads": threads}).verdict()
+    assert found.cause == "healthy"
+    assert (("run.threads=1",) in [change.sets for change in found.changes]) is offered

@@ -67,9 +67,16 @@ def healthy(view: View) -> Finding:
     ideas = tuple(
         Change(row.idea.text, (f"{key}={row.idea.value}",))
         for key, row in TABLE.items()
-        if row.idea is not None and row.idea.when(view.gpu, view.get(key))
+        if row.idea is not None and row.idea.when(view.gpu, _in_effect(view, key))
     )
     return Finding("healthy", title, (taken(model, "forward and backward take"),), "likely", changes=ideas)
+
+
+def _in_effect(view: View, key: str) -> object:
+    """The value of a setting. Threads only of a script: before a run of our own, other numbers of them are measured."""
+    if key == "run.threads":
+        return view.snapshot.run.threads if view.is_script and view.snapshot.run is not None else None
+    return view.get(key)
 
 
 def busy(view: View) -> str:
