@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from ndd_engine.config.schema import CheckpointSection, Config, EvaluateSection
+from ndd_engine.errors import TrainingError
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.text import counted, plural
 from ndd_engine.train.rehearsal import Rehearsal
@@ -90,7 +91,10 @@ class VerifiedSettings:
         self._first_eval_workers: tuple[int, ...] = ()
 
     def of_model(self, rehearsal: Rehearsal) -> list[SettingEvent]:
-        """Precision, speed and optimizer settings, after the test step."""
+        """Precision, speed and optimizer settings, after the test step.
+
+        Raises TrainingError for fp16 that a step of the user's own does not scale.
+        """
         applied = self.stepper.precision.name
         seen = sorted(rehearsal.counter.dtypes) if rehearsal.counter is not None else []
         wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(applied, "float32")
@@ -99,9 +103,9 @@ class VerifiedSettings:
             how = f"matrix products in the test step returned {', '.join(seen)}"
         effect = wanted in seen
         if self._unused("backward") and self.stepper.precision.scaler is not None:
-            how, effect = (
-                "the step calls backward() of the loss, which nothing scales: call train.backward(loss)",
-                False,
+            raise TrainingError(
+                'precision.amp = "fp16": the step calls backward() of the loss, which nothing scales; '
+                'call train.backward(loss), or set precision.amp = "bf16" or "off"'
             )
         self._check("precision.amp", applied, how, effect)
         self._clipping()
@@ -185,11 +189,16 @@ class VerifiedSettings:
     def of_loader(self, epochs_begun: int) -> list[SettingEvent]:
         """Loader settings, after the first batch of an epoch; persistent workers show in the second one.
 
-        epochs_begun: by this process.
+        epochs_begun: by this process. Raises TrainingError for clipping that a step of the user's own never did.
         """
         if epochs_begun > 2:
             return []
         self._clipping()  # a step may update only now and then
+        if epochs_begun == 2 and self.config.clip.max_norm and self._unused("update"):
+            raise TrainingError(
+                f"clip.max_norm = {self.config.clip.max_norm:g} is not used: the step has not called train.update() in "
+                "the whole first epoch; call it, or set clip.max_norm = 0"
+            )
         self._workers(epochs_begun)
         self._items()
         if every := self.config.run.gc_every_steps:
