@@ -450,13 +450,17 @@ class Hooks:
 
     def _begins_pass(self) -> Any:
         """A hook: a pass over the data of a loader begins, for which workers may start. Its step is timed by phase."""
-        steps, traced = self.steps, self._looks.traced
+        steps, traced, grad_enabled = self.steps, self._looks.traced, self.modules.grad_enabled
 
         def begins(_probe: Any, zero: int) -> int:
             me = get_ident()
             if S[TRAINER] != me or S[TIMED] < 0 or S[BASE] == EVALUATE or traced():
                 return zero
             try:
+                # A model that trains may be evaluated without `eval()`; what trains reads its batches with gradients.
+                if S[DONE] and S[CURRENT] == OTHER and not grad_enabled():
+                    self.modules.evaluation(True)
+                    return zero
                 if S[TIMED] != me:
                     steps.time_this()
                 self._enter(DATA_WAIT)

@@ -50,7 +50,7 @@ class Modules:
     """looks: reads what belongs to the script. grad_enabled: torch.is_grad_enabled."""
 
     def __init__(self, steps: Steps, looks: Looks, grad_enabled: Callable[[], bool]) -> None:
-        self._steps, self._looks, self._grad_enabled = steps, looks, grad_enabled
+        self._steps, self._looks, self.grad_enabled = steps, looks, grad_enabled
         # Keys of modules that were called outermost while they trained, and their classes.
         self._trained: set[int] = set()
         self._kinds: set[int] = set()
@@ -168,7 +168,7 @@ class Modules:
     def _outermost(self, module: Any, args: Any, kwargs: Any) -> None:
         """A module is called from outside other modules."""
         # A module of TorchScript does not keep it here.
-        training, grad = attribute(module, "training"), self._grad_enabled()
+        training, grad = attribute(module, "training"), self.grad_enabled()
         if training is None:
             training = grad
         if S[BASE] == EVALUATE:
@@ -240,7 +240,7 @@ class Modules:
             shape = (shape[1], shape[0], *shape[2:])
         elif len(shape) == 1 and self._looks.fractions(tensor):
             shape = ()  # the features of one item, such as the state of an environment
-        if known is not None and self._grad_enabled():  # what trains, and not what acts or labels before
+        if known is not None and self.grad_enabled():  # what trains, and not what acts or labels before
             self._steps.shape = shape
             if self._steps.gate is not None:
                 self._steps.whole_numbers = self._looks.whole_numbers(tensor)

@@ -333,3 +333,49 @@ def test_what_a_script_does_after_its_training_is_no_part_of_the_steps(tmp_path:
             sum(phase["host_ns"] for name, phase in window["phases"].items() if "/" not in name)
             == window["wall_ns"]
         )
+
+
+FORGETS_EVAL = """
+import sys, time, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+kind = sys.argv[1]
+class Net(nn.Linear):
+    def forward(self, x):
+        time.sleep(0.002)
+        return super().forward(x)
+model = Net(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+train, valid = (DataLoader(TensorDataset(torch.randn(count * 4, 8)), batch_size=4) for count in (40, 80))
+def evaluate():
+    with torch.no_grad():
+        return sum(float(model(x).mean()) for (x,) in valid)
+more = iter(valid)
+for epoch in range(4):
+    for (x,) in train:
+        if kind == "labels":  # part of each step
+            with torch.no_grad():
+                model(x)
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    if kind == "evaluates":
+        evaluate()
+print("STEPS 160")
+"""
+
+
+@pytest.mark.parametrize("kind", ["evaluates", "labels"])
+def test_a_pass_over_data_without_gradients_is_an_evaluation_also_without_eval(
+    tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "train.py").write_text(FORGETS_EVAL)
+    ran = run(tmp_path, str(tmp_path / "train.py"), kind)
+    phases = ran.phases()
+    if kind == "evaluates":  # of 4 x 80 batches and 4 x 40 steps
+        assert phases["evaluate"] >= 4 * 80 * 0.002e9
+        assert phases["forward"] < phases["evaluate"]
+    else:
+        assert not phases.get("evaluate")
+        assert phases["forward"] >= 2 * 150 * 0.002e9
+    assert sum(window["steps"] for window in ran.of("window")) == 160
