@@ -14,7 +14,7 @@ BENCH_VENV ?= $(VENV)-bench
 GPU_VENV ?= $(VENV)-gpu
 EXTRAS_VENV ?= $(VENV)-extras
 # All optional dependencies of pyproject.toml; tests/extras fails when one is missing here.
-EXTRAS ?= dev,docs,tensorboard,safetensors,wandb,mlflow,lightning,transformers,bench
+EXTRAS ?= dev,docs,tensorboard,safetensors,wandb,mlflow,lightning,transformers,torchdata,bench
 # Tests at a time, also on two cores: some of them wait for other processes. Each worker imports torch for itself.
 JOBS ?= 3
 # Compiled files are kept: without them each of hundreds of processes compiles the packages, and each worker the tests.
@@ -56,7 +56,8 @@ test-slow: $(VENV)/.dev
 # The tests that use the real packages; without the packages they are skipped. REQUIRE_EXTRAS makes a skip a failure.
 test-extras: $(EXTRAS_VENV)/.extras
 	REQUIRE_EXTRAS=1 $(EXTRAS_VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile tests/extras \
-		tests/train/test_loggers.py tests/train/test_export.py tests/docs/test_weights.py
+		tests/train/test_loggers.py tests/train/test_export.py tests/docs/test_weights.py \
+		tests/train/test_order.py
 
 # Snapshots belong to the pinned version only.
 test-textual: $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)/.dev)

@@ -1,7 +1,7 @@
 """Every extra of pyproject.toml is installed by `make test-extras`, in a version that it allows.
 
 Without the packages, the tests are skipped; with REQUIRE_EXTRAS set, as in `make test-extras`, that is a failure. What
-the packages are used for has tests beside this one and in tests/train: test_loggers, test_export.
+the packages are used for has tests beside this one and in tests/train: test_loggers, test_export, test_order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 EXTRAS: dict[str, list[str]] = tomli.loads((ROOT / "pyproject.toml").read_text())["project"][
     "optional-dependencies"
 ]
-TESTS = ("tests/train/test_loggers.py", "tests/train/test_export.py")
+TESTS = ("tests/train/test_loggers.py", "tests/train/test_export.py", "tests/train/test_order.py")
 
 
 def need(package: str) -> None:
