@@ -19,6 +19,7 @@ from planted_runs import (
     of_workers,
     profiled,
     saved,
+    saving,
     seen,
     work,
 )
@@ -468,10 +469,13 @@ HAZARDS = [
     ),
 ]
 
-EVALUATION = Pair(
-    "evaluation-memory",
-    Planted(host=cores(1.9, 1.9), after={6: evaluating(1300)}),
-    Planted(host=cores(1.9, 1.9), after={6: evaluating(440)}),
-)
+ASIDES = [
+    Pair(
+        cause,
+        Planted(host=cores(1.9, 1.9), after={6: aside(1300)}),
+        Planted(host=cores(1.9, 1.9), after={6: aside(440)}),
+    )
+    for cause, aside in (("evaluation-memory", evaluating), ("checkpoint-memory", saving))
+]
 
-PAIRS = [*LOADER, *PROCESSOR, *STEP, *MODEL, *GPU, *HAZARDS, *PROCESSES, EVALUATION]
+PAIRS = [*LOADER, *PROCESSOR, *STEP, *MODEL, *GPU, *HAZARDS, *PROCESSES, *ASIDES]

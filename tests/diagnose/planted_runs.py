@@ -263,6 +263,11 @@ def of_workers(memory: Sequence[tuple[int, int]]) -> dict[int, list[Event]]:
     }  # fmt: skip
 
 
+def saving(used: int, step: int = 140) -> list[Event]:
+    """A short checkpoint during which so many megabytes are in use."""
+    return [SampleEvent(None, cores(1.9, 1.9, rss_bytes=used << 20)), *saved(40.0, step)]
+
+
 def evaluating(used: int, step: int = 140) -> list[Event]:
     """A short evaluation during which so many megabytes are in use."""
     return [SampleEvent(None, cores(1.9, 1.9, rss_bytes=used << 20)), *evaluated(40.0, step)]

@@ -147,10 +147,10 @@ def test_an_evaluation_is_compared_with_training() -> None:
 def test_the_peak_of_an_evaluation_may_become_known_after_it() -> None:
     late = cores(1.9, 1.9, rss_peak_bytes=2 * GIB)
     run_ = Planted(host=late, after={6: evaluating(400)})
-    assert run_.state().snapshot().evaluating_bytes is None  # it was that high before
+    assert not run_.state().snapshot().aside_bytes  # it was that high before
     first = {n: [] for n in range(6)}
     later = Planted(host=cores(1.9, 1.9), after={**first, 6: [*evaluating(400), _sample(2 * GIB)]})
-    assert later.state().snapshot().evaluating_bytes == (2 * GIB - 400 * MB, 400 * MB)
+    assert later.state().snapshot().aside_bytes == {"evaluate": (2 * GIB - 400 * MB, 400 * MB)}
 
 
 def _sample(peak: int) -> Any:

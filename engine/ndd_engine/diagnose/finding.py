@@ -74,6 +74,7 @@ CAUSES: dict[str, str] = {
     "leak": "memory grows steadily",
     "worker-memory": "memory of loader workers grows",
     "evaluation-memory": "evaluations take much memory",
+    "checkpoint-memory": "checkpoints take much memory",
     "near-limit": "memory almost full",
     "piling-up": "hooks or handlers pile up",
     "retain-graph": "graphs kept without need",

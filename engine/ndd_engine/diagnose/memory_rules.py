@@ -383,18 +383,9 @@ def _longest_rise(trend: Trend) -> tuple[int, int]:
 def evaluation_memory(view: View) -> Finding | None:
     """An evaluation that takes much more memory than training."""
     snapshot = view.snapshot
-    if snapshot.evaluating_bytes is None:
+    draft = _aside_memory(view, "evaluate", "evaluation-memory", "evaluating", "an evaluation")
+    if draft is None:
         return None
-    rise, base = snapshot.evaluating_bytes
-    free = _free(snapshot, view.gpu)
-    if rise < max(MUCH * base, MUCH_BYTES):
-        return None
-    title = f"evaluating takes up to {size(rise)} more memory than training"
-    draft = Draft("evaluation-memory", title, None, "certain")
-    source = "allocator" if view.gpu else "memory of the process"
-    draft.saw(f"at most {size(base)} in training, {size(base + rise)} in an evaluation", source)
-    if free is not None:
-        draft.saw(f"{size(free)} are free now", "allocator" if view.gpu else "host counters")
     if "evaluate" in obeyed(snapshot.run):  # Hugging Face's Trainer
         draft.change(
             "Trainer keeps the logits of all batches: reduce them in preprocess_logits_for_metrics, or set "
@@ -407,6 +398,33 @@ def evaluation_memory(view: View) -> Finding | None:
             where=view.line("evaluate"),
         )
     return draft.done()
+
+
+def checkpoint_memory(view: View) -> Finding | None:
+    """A checkpoint that takes much more memory than training."""
+    draft = _aside_memory(view, "checkpoint", "checkpoint-memory", "saving a checkpoint", "a checkpoint")
+    if draft is None:
+        return None
+    draft.change(
+        "save the state_dict as it is: a copy (deepcopy, .cpu(), a full one on each rank) is in memory beside it",
+        where=view.line("checkpoint"),
+    )
+    return draft.done()
+
+
+def _aside_memory(view: View, phase: str, cause: str, doing: str, one: str) -> Draft | None:
+    """What takes much more memory than training; None if this phase does not."""
+    snapshot = view.snapshot
+    rise, base = snapshot.aside_bytes.get(phase, (0.0, 0.0))
+    if rise < max(MUCH * base, MUCH_BYTES):
+        return None
+    draft = Draft(cause, f"{doing} takes up to {size(rise)} more memory than training", None, "certain")
+    source = "allocator" if view.gpu else "memory of the process"
+    draft.saw(f"at most {size(base)} in training, {size(base + rise)} in {one}", source)
+    free = _free(snapshot, view.gpu)
+    if free is not None:
+        draft.saw(f"{size(free)} are free now", "allocator" if view.gpu else "host counters")
+    return draft
 
 
 def near_limit(view: View) -> Finding | None:
@@ -437,7 +455,7 @@ def near_limit(view: View) -> Finding | None:
     return draft.done()
 
 
-RULES = (leak, worker_memory, evaluation_memory, near_limit)
+RULES = (leak, worker_memory, evaluation_memory, checkpoint_memory, near_limit)
 
 
 def steady_growth(

@@ -238,7 +238,7 @@ def _rank(view: View, item: Finding) -> tuple[int, float]:
         return 0, -1.0  # it becomes worse, and what grows takes memory as well
     if item.cause in ("leak", "worker-memory", "near-limit", "repeated-items"):
         return 0, 0.0
-    if item.cause == "evaluation-memory":  # after what costs time
+    if item.cause in ("evaluation-memory", "checkpoint-memory"):  # after what costs time
         return 1, 0.0
     if item.cause == "recompile" and item.ceiling is None:  # what was to run compiled runs without
         return 1, float("-inf")

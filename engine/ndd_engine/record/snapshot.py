@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -306,7 +307,8 @@ class Snapshot(Facts):
 
     micro_steps: forward and backward passes per step; step_ns: nanoseconds per step. memory_trend: bytes of allocated
     GPU memory, or of resident memory on the CPU. heap_trend: of the heap, which falls when something is freed.
-    evaluating_bytes: by how much the memory of an evaluation exceeded that of training at most, and what that was.
+    aside_bytes: by "evaluate" and "checkpoint", by how much their memory exceeded that of training at most, and what
+    that was.
     resident_trend: of resident memory, also of a run on a GPU. workers_trend: private bytes of all loader workers,
     workers_shared_trend: what they still share with the process that forked them. pace: of the steps since the start or
     resume. scalars: (name, trend) of what the user's own training code logged; texts: its newest samples. ranks: of a
@@ -330,7 +332,7 @@ class Snapshot(Facts):
     memory_trend: Curve = ()
     heap_trend: Curve = ()
     pace: tuple[Point, ...] = ()
-    evaluating_bytes: tuple[float, float] | None = None
+    aside_bytes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     resident_trend: Curve = ()
     workers_trend: Curve = ()
     workers_shared_trend: Curve = ()

@@ -108,40 +108,40 @@ class Trend:
 
 @dataclass(slots=True)
 class Levels:
-    """How much memory training takes, and how much more an evaluation.
+    """How much memory training takes, and how much more evaluations and checkpoints.
 
-    training: the most in use in windows without an evaluation. high: the most since the last window; peak: the highest
-    peak that the system has reported. evaluated: whether the newest window had an evaluation, whose peak may not be
-    known yet. rise, base: the most by which an evaluation exceeded `training`, and what that was.
+    training: the most in use in windows without either. high: the most since the last window; peak: the highest peak
+    that the system has reported. aside: "evaluate" or "checkpoint" if the newest window had one, whose peak may not be
+    known yet; "" otherwise. rises: by what of these, the most by which one exceeded `training`, and what that was.
     """
 
     training: Figure = 0.0
     high: Figure = 0.0
     peak: Figure = 0.0
-    evaluated: Flag = False
-    rise: Figure = 0.0
-    base: Figure = 0.0
+    aside: str = ""
+    rises: dict[str, tuple[Figure, Figure]] = field(default_factory=dict)
 
     def used(self, now: float, peak: float) -> None:
         """Bytes in use, and their peak so far, which counts where it is a new one."""
         if peak > self.peak:
             self.peak, now = peak, max(now, peak)
         self.high = max(self.high, now)
-        if self.evaluated:
-            self._evaluated()
-        self.evaluated = False
+        if self.aside:
+            self._ended(self.aside)
+        self.aside = ""
 
-    def window(self, evaluated: bool) -> None:
+    def window(self, aside: str) -> None:
         """A window ends."""
-        if evaluated:
-            self._evaluated()
+        if aside:
+            self._ended(aside)
         else:
             self.training = max(self.training, self.high)
-        self.evaluated, self.high = evaluated, 0.0
+        self.aside, self.high = aside, 0.0
 
-    def _evaluated(self) -> None:
-        if self.training and self.high - self.training > self.rise:
-            self.rise, self.base = self.high - self.training, self.training
+    def _ended(self, aside: str) -> None:
+        rise = self.high - self.training
+        if self.training and rise > self.rises.get(aside, (0.0, 0.0))[0]:
+            self.rises[aside] = rise, self.training
         self.high = 0.0
 
 
@@ -339,7 +339,7 @@ class RunState(Facts):
         self.evaluating.window(evaluate)
         self.saving.window(checkpoint)
         overhead = evaluate + checkpoint
-        self.levels.window(evaluate > 0)
+        self.levels.window("evaluate" if evaluate else "checkpoint" if checkpoint else "")
         self._total(event)
         self._finite(event)
         self.pace.add(event)
@@ -514,7 +514,7 @@ class RunState(Facts):
             memory_trend=(self.memories if on_gpu else self.residents).view(),
             heap_trend=self.heaps.view(),
             pace=self.pace.view(),
-            evaluating_bytes=(self.levels.rise, self.levels.base) if self.levels.rise else None,
+            aside_bytes=dict(self.levels.rises),
             resident_trend=self.residents.view(),
             workers_trend=self.worker_memories.view(),
             workers_shared_trend=self.worker_shares.view(),
