@@ -7,12 +7,13 @@ import random
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tests.report.report_help import whole_life
+from tests.ui.fakes import MEASURED
 
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.output.run_log import RunProgress
@@ -22,7 +23,7 @@ from ndd_console.render.text import lines
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_console.screens.home import entries
-from ndd_console.screens.pages import settings_lines
+from ndd_console.screens.pages import own_values_lines, ranks_lines, settings_lines
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import fit, width_of
 from ndd_console.words.comparison import two_compared
@@ -30,7 +31,24 @@ from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
 from ndd_console.words.run import summary
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
-from ndd_engine.record.events import Event, MemoryEvent, SampleEvent, WindowEvent, parse, writable
+from ndd_engine.record.events import (
+    DeathEvent,
+    DescriptorsEvent,
+    EndEvent,
+    Event,
+    Holder,
+    HoldersEvent,
+    MemoryEvent,
+    NotFiniteEvent,
+    SampleEvent,
+    ScalarsEvent,
+    StacksEvent,
+    StallEvent,
+    TextsEvent,
+    WindowEvent,
+    parse,
+    writable,
+)
 from ndd_engine.record.figures import figures
 from ndd_engine.record.file import RunReader, load_state
 from ndd_engine.record.rundir import RunDir
@@ -44,6 +62,7 @@ from ndd_engine.trial.compare import compare
 from qa.hostile._ended import clean, said
 from qa.hostile._values import NONSENSE, damaged
 from qa.hostile.attempts import Attempt, Kind
+from qa.ranks.simulated import Planted
 
 # The logs to damage: of a run that was trained here, and of a run with every type of event.
 
@@ -72,8 +91,38 @@ def written(folder: Path) -> RunDir:
     """A run on a GPU with every type of event, from events made by hand."""
     run = RunDir(folder / "written")
     run.path.mkdir(parents=True)
-    run.events.write_text("".join(event.to_json(t) + "\n" for t, event in whole_life()))
+    life = whole_life()
+    t, end = life[-1]
+    assert isinstance(end, EndEvent)
+    life[-1:] = [*((t, event) for event in _rarer(end.step)), (t, end)]
+    run.events.write_text("".join(event.to_json(t) + "\n" for t, event in life))
     return _thinned(run)
+
+
+def _rarer(step: int) -> Iterator[Event]:
+    """One of each type that a run without trouble, and of one rank, does not have."""
+    ranks = Planted(4, late=(1,), late_ms=20.0, places=("data.py:88 tokenise",))
+    for event in ranks.events(4):
+        yield replace(event, step=step)
+    yield next(ranks.windows(1, 1))[0]
+    yield from (MEASURED["loader"], MEASURED["baseline"])
+    yield StacksEvent(step, 3, [("forward", "/home/me/net.py", 12, "Net.forward", 3, 2)])
+    yield ScalarsEvent(step, {"own/recall": 0.5})
+    yield TextsEvent(step, ["a generated text"])
+    held = Holder(
+        "list", 500, 200, 2 << 20, "tensor 512 x 1024", False, "local", "history", "train", "/home/me/train.py", 10,
+        at=("/home/me/train.py", 31),
+    )  # fmt: skip
+    yield HoldersEvent(step, 100, 10**8, [held], [("512 x 1024 float32", 240, 480 << 20)])
+    yield DescriptorsEvent(step, 700, 1024, {"file": 20}, "/tmp/part-N", "train.py:9")
+    yield NotFiniteEvent(
+        step, "output", "block.3", "Linear", True, False, 0.5, "column", [3], 1, 8, 1e3, 0, 0, "/home/me/train.py", 9,
+        "main",
+    )  # fmt: skip
+    yield DeathEvent(step, 4711, "loader worker 1", "SIGKILL", 3 << 30, 1 << 20, 1)
+    yield StallEvent(
+        step, 9.0, "storage", "no progress for 9 s", "check the disk", "a.py:3", ["the main process"]
+    )
 
 
 def _thinned(run: RunDir) -> RunDir:
@@ -241,6 +290,8 @@ def _shown(snapshot: Snapshot, size: tuple[int, int]) -> None:
     rows = live_rows(snapshot, state, width, height)
     assert len(rows) == height
     rows += settings_lines(snapshot, width)
+    rows += ranks_lines(snapshot, width) if snapshot.ranks is not None else []
+    rows += own_values_lines(snapshot, width)
     rows += block_rows(diagnosis_blocks(snapshot, found, "bad", False), width)
     for row in rows[:height]:
         assert width_of(row) == width

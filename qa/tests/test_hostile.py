@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from ndd_engine.record.events import EVENT_TYPES, parse
 from qa.hostile.__main__ import all_kinds
 from qa.hostile.attempts import Kind, attack
+from qa.hostile.records import written
 
 KINDS = all_kinds()
 
@@ -28,3 +30,8 @@ def test_nothing_falls_short(kind: Kind, tmp_path: Path) -> None:
     outcome = attack(kind, kind.short, tmp_path / "attempts", seed=1)
     assert outcome.made == kind.short
     assert outcome.shortfalls == []
+
+
+def test_the_damaged_records_have_every_type_of_event(tmp_path: Path) -> None:
+    lines = written(tmp_path).events.read_bytes().splitlines()
+    assert {item[1].type for line in lines if (item := parse(line)) is not None} == set(EVENT_TYPES)
