@@ -30,7 +30,7 @@ from .common import Options, Table, say
 TITLE = "observe: microseconds of the processor that a step takes longer with the observer, and the wall time of all"
 COLUMNS = (
     "step", "timed as a whole", "timed by phase", "without, again", "by phase", "besides",
-    "on average", "target", "in full", "target", "wall time", "target",
+    "on average", "wall time", "target",
 )  # fmt: skip
 # Milliseconds of a step, rounds of four steps, the highest overhead of the wall time.
 CASES = ((1.0, 8000, 0.02), (5.0, 6000, 0.01), (44.0, 1000, 0.01))
@@ -38,8 +38,6 @@ CASES = ((1.0, 8000, 0.02), (5.0, 6000, 0.01), (44.0, 1000, 0.01))
 USUAL_S = 30.0
 # Seconds of observed training before.
 WARM_S = 2.0
-# Microseconds of processor time a step: on average, and of a step that is timed by phase.
-AVERAGE_US, FULL_US = 18.0, 30.0
 CLOSING = "observe: windows vs. a clock that the observer does not read, at the ends of the same steps"
 CLOSING_COLUMNS = ("step", "windows", "clock", "sum of the windows", "phases off by, ns", "target", "")
 # How close the windows have to come.
@@ -56,7 +54,7 @@ def measure(options: Options) -> list[Table]:
         body, _ = _observed(options, step_ms, "steps", count, options.seconds(USUAL_S, USUAL_S))
         table.add(*_row(body, limit))
     table.note("95 % intervals of medians")
-    table.note("by phase: how often the observer times a step so; in full: a step timed by phase")
+    table.note("by phase: how often the observer times a step so")
     table.note(
         "besides: ends of windows and closer looks, which are part of the average and of the wall time"
     )
@@ -111,15 +109,14 @@ def cost(differences_ns: Sequence[float]) -> Cost:
 def _row(body: dict[str, Any], limit: float) -> tuple[str, ...]:
     wall, used = (_costs(body, which) for which in (0, 1))
     step_us = body["step_s"] * 1e6
-    full, besides = used["timed"], body["besides"]
+    besides = body["besides"]
     average = used["average"].times(1, besides * step_us)
     whole = wall["average"].times(1 / step_us, besides)
     return (
         f"{body['step_s'] * 1e3:.2f} ms",
         *(_shown(used[kind]) for kind in ("untimed", "timed", "again")),
         f"1 of {body['every']}", f"{besides:.3%}",
-        _shown(average), f"at most {AVERAGE_US:g}: {average.verdict(AVERAGE_US)}",
-        _shown(full), f"at most {FULL_US:g}: {full.verdict(FULL_US)}",
+        _shown(average),
         f"{whole.median:+.2%} ({whole.low * 100:+.2f} to {whole.high * 100:+.2f})",
         f"at most {limit:.0%}: {whole.verdict(limit)}",
     )  # fmt: skip

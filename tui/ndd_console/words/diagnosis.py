@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import printable
+from ndd_engine.text import number, printable
 
-from .blocks import Block, Text
+from .blocks import Block, Facts, Text
 from .finding import verdict
 from .profile import ISOLATED, LOADER, absent, capture, code, isolated, loader_facts
 
+MOST_EVENTS = 20
 Rules = Callable[[Snapshot], tuple[Finding, ...]]
 
 
@@ -59,4 +60,12 @@ def diagnosis_blocks(snapshot: Snapshot, result: DiagnosisResult, name: str, can
     baseline, loader = snapshot.baseline, snapshot.loader
     blocks.append(isolated(baseline) if baseline is not None else absent(ISOLATED, "not measured"))
     blocks.append(loader_facts(loader) if loader is not None else absent(LOADER, "not measured"))
+    # On the live screen, they are cut at its edge.
+    newest = [
+        (f"step {number(each.mark.step)}", printable(each.mark.text))
+        for each in snapshot.marks
+        if each.mark.text
+    ]
+    if newest:
+        blocks.append(Facts(tuple(reversed(newest[-MOST_EVENTS:])), "Newest events"))
     return blocks
