@@ -78,7 +78,7 @@ class Hooks:
         self.waits = Waits(steps, modules)
         steps.rest, steps.faking = self.probes.rest, looks.faking
         # The iterator that the training reads, and when it began to make a batch or to start.
-        self._iterator = self._reading = 0
+        self._iterator = self._reading = self._ending = 0
         self.places, self.passes = Places(own), Passes(own, looks)
         # Code of functions -> the phase of what they call.
         self.roots: dict[Any, str] = {}
@@ -118,10 +118,11 @@ class Hooks:
         self._put(iterator.__next__, self._reads(), ends, True, phase=DATA_WAIT, rests="all")
         # The end of its workers belongs to an iterator, also of one that is thrown away after a batch.
         workers = dataloader._MultiProcessingDataLoaderIter
-        self._put(workers._shutdown_workers, *self.timed(DATA_WAIT), True, phase=DATA_WAIT)
+        pass_ends = self._turns_pass(), self._leaves(TIMED, self._pass_ended)
+        self._put(workers._shutdown_workers, *pass_ends, True, phase=DATA_WAIT)
         self._put(
             dataloader.DataLoader.__iter__,
-            self._begins_pass(),
+            self._turns_pass(True),
             self._leaves(TIMED, self._pass_begun),
             True,
             phase=DATA_WAIT,
@@ -448,8 +449,8 @@ class Hooks:
 
         return Look(begins, begun, ("self",))
 
-    def _begins_pass(self) -> Any:
-        """A hook: a pass over the data of a loader begins, for which workers may start. Its step is timed by phase."""
+    def _turns_pass(self, starts: bool = False) -> Any:
+        """A hook: a pass over the data of a loader ends or starts, and its workers. Its step is timed by phase."""
         steps, traced, grad_enabled = self.steps, self._looks.traced, self.modules.grad_enabled
 
         def begins(_probe: Any, zero: int) -> int:
@@ -458,13 +459,16 @@ class Hooks:
                 return zero
             try:
                 # A model that trains may be evaluated without `eval()`; what trains reads its batches with gradients.
-                if S[DONE] and S[CURRENT] == OTHER and not grad_enabled():
+                if starts and S[DONE] and S[CURRENT] == OTHER and not grad_enabled():
                     self.modules.evaluation(True)
                     return zero
                 if S[TIMED] != me:
                     steps.time_this()
                 self._enter(DATA_WAIT)
-                self._reading = S[LAST]
+                if starts:
+                    self._reading = S[LAST]
+                else:
+                    self._ending = S[LAST]
             except Exception as error:  # noqa: BLE001
                 steps.missed(error)
             return zero
@@ -474,6 +478,9 @@ class Hooks:
     def _pass_begun(self) -> None:
         self.passes.began(sys._getframe(2))
         self.steps.first_ns += S[LAST] - self._reading
+
+    def _pass_ended(self) -> None:
+        self.steps.first_ns += S[LAST] - self._ending
 
     def _has_read(self) -> None:
         self.steps.read()

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
 
 FAULT, MS = sys.argv[1], float(sys.argv[2])
 SECONDS = float(os.environ.get("SCRIPT_S", "1e9"))
@@ -66,7 +66,7 @@ class Items(Dataset):  # type: ignore[type-arg]
         if planted("slow-storage"):
             time.sleep(MS / BATCH / 1e3)
         if self.notes:
-            return self.x[index] + len(self.notes[index * 37 % len(self.notes)]["text"]), self.y[index]
+            return self.x[index] + 0.0 * len(self.notes[index * 37 % len(self.notes)]["text"]), self.y[index]
         return self.x[index], self.y[index]
 
 
@@ -110,7 +110,8 @@ def tokenize(milliseconds: float) -> None:
 
 def loader(data: Items) -> Iterator[tuple[Tensor, Tensor]]:
     workers = 8 if planted("many-workers") else int(FAULT in ("worker-restart", "python-objects"))
-    batches = DataLoader(data, BATCH, shuffle=True, num_workers=workers, collate_fn=collate)
+    sampler = DistributedSampler(data) if RANKS > 1 else RandomSampler(data)
+    batches = DataLoader(data, BATCH, sampler=sampler, num_workers=workers, collate_fn=collate)
     if planted("repeated-items") or planted("short-epochs"):
         batches = DataLoader(Stream(data), BATCH, num_workers=int(MS) if planted("repeated-items") else 0)
     while planted("iterator-restart"):

@@ -27,6 +27,7 @@ from planted_runs import (
 from ndd_engine.record.events import (
     DeathEvent,
     DescriptorsEvent,
+    EndEvent,
     Event,
     MarkEvent,
     StallEvent,
@@ -68,6 +69,12 @@ def hooked(first: int, newest: int) -> dict[int, tuple[Event, ...]]:
 PROCESSES = [
     Pair("piling-up", Planted(after=hooked(2, 90)), Planted(after=hooked(90, 90))),
     Pair("hang", Planted(after={11: (STALL,)}), Planted(after={11: (STALL, ENDED)})),
+    Pair(
+        "hang",
+        Planted(after={11: (STALL, ENDED, EndEvent("failed", "a worker was killed", 240, 1))}),
+        Planted(after={11: (STALL, ENDED, EndEvent("interrupted", "Ctrl-C", 240, 130))}),
+        name="ended",
+    ),
     Pair("hang", Planted(after={11: (COMPUTES, STALL)}), Planted(after={11: (COMPUTES,)}), name="computes"),
     Pair(
         "died",

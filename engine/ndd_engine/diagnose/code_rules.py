@@ -23,6 +23,10 @@ WAITING = frozenset({
     "get", "recv", "recv_bytes", "acquire", "wait", "select", "poll", "sleep", "join", "result", "accept", "next",
     "__next__", "synchronize", "urlopen", "request",
 })  # fmt: skip
+# Least part of a step that is told although nothing shows what takes it.
+UNNAMED = 0.2
+# Of a generator of the user: they take what it reads, which is waiting for data, and what its function does.
+_READS = frozenset({"next", "__next__"})
 # What else a Trainer of transformers does with the outputs of all batches of an evaluation.
 _ACCUMULATES = frozenset({
     "nested_concat", "torch_pad_and_concatenate", "numpy_pad_and_concatenate", "nested_numpify", "nested_detach",
@@ -294,7 +298,9 @@ def outside(view: View) -> Finding | None:
         return None  # `logging_calls` does
     if view.gpu and waited_ns(view) >= MOST_OF * view.phases["other"].host_ns:
         return None  # the host waits there: `waits_for_device` or a capture says what that costs
-    called = [call for call in view.calls if call.phase == "other" and not call.logs]
+    called = [
+        call for call in view.calls if call.phase == "other" and not call.logs and _last(call) not in _READS
+    ]
     found = view.where("other")
     line = found.line if found is not None and found.own else None
     title = f"code outside the model takes {percent(cost.share)} of each step"
@@ -305,6 +311,8 @@ def outside(view: View) -> Finding | None:
         called = [call for call in called if call.ns >= MOST_OF * cost.ns]
     named = bool(called) and called[0].share >= FLOOR
     environment = named and _environment(called[0].function, called[0].library)
+    if not named and line is None and cost.share < UNNAMED:
+        return None  # a loss that no module computes, a few small tensors: nothing that could be done is known
     if named:
         title += f", {percent(called[0].share)} in {called[0].what} ({called[0].where})"
     draft = Draft("user-code", title, cost)

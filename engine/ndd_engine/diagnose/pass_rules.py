@@ -44,7 +44,8 @@ def _begins(view: View) -> tuple[Cost, float, str] | None:
     # The first batch of the run waited for the same.
     cost = Cost(waited / totals.steps, waited / stepping, None, waited / totals.wall_ns)
     share = first / stepping
-    text = f"waiting for the first batch of later epochs took {span(first)} of {span(stepping)} ({percent(share)})"
+    took = f"{span(first)} of {span(stepping)} ({percent(share)})"
+    text = f"ending epochs and waiting for the first batch of the next one took {took}"
     if totals.passes:
         text += f": {counted(totals.passes, 'epoch')} of about {counted(_steps(view), 'step')}"
     return cost, share, text

@@ -151,7 +151,7 @@ class RunState(Facts):
 
     evaluating, saving: for the time left. recent: the newest windows; recent_ranks: the same of all ranks, all but the
     newest without their rows. first_clocks: SM clocks in MHz of the first samples in which the GPU was busy.
-    own_trends: of the scalars that the user's own training code logged.
+    own_trends: of the scalars that the user's own training code logged. overcome: the newest stall that has ended.
     """
 
     wall_ns: Count = 0
@@ -162,6 +162,7 @@ class RunState(Facts):
     samples: tuple[SampleEvent, ...] = ()
     first_clocks: list[Count] = field(default_factory=list)
     lower_is_better: Flag = True
+    overcome: StallEvent | None = None
     losses: Trend = field(default_factory=Trend)
     rates: Trend = field(default_factory=Trend)
     memories: Trend = field(default_factory=Trend)
@@ -244,6 +245,7 @@ class RunState(Facts):
                         self.own_trends.setdefault(name, Trend()).add(event.step, value)
             case StallEvent():
                 over = event.kind == OVER
+                self.overcome = self.stall if over else None
                 self.stall = None if over else event
                 self._mark(t, MarkEvent("note" if over else "warning", event.step, event.text))
             case DeathEvent():
@@ -260,6 +262,8 @@ class RunState(Facts):
                 self.end = event
                 self.status = event.status
                 self.step = max(self.step, event.step)
+                if event.status == "failed" and self.overcome is not None and self.step <= self.overcome.step:
+                    self.stall = self.overcome  # what ended it, ended the run as well
 
     def _stage(self, t: float, event: StageEvent) -> None:
         self.stage = event.text
@@ -271,7 +275,8 @@ class RunState(Facts):
             self.recent, self.recent_ranks, self.samples = (), (), ()
             # The new process applies and verifies its settings again.
             self.settings = ()
-            self.stall, self.deaths, self.descriptors, self.open_files = None, (), None, Trend()
+            self.stall = self.overcome = self.descriptors = None
+            self.deaths, self.open_files = (), Trend()
             self.work = self.loader = self.baseline = self.kernels = self.stacks = self.functions = None
             self.asides, self.first_functions, self.looked, self.holders = {}, None, None, None
             self.totals, self.pace, self.not_finite = Totals(), Pace(), NotFinite()
