@@ -342,7 +342,7 @@ def test_a_hang_before_the_first_step_is_shown_with_its_place_and_advice() -> No
     value = empty_snapshot(run=run_event(), sample=sample(), stall=stall)
     shown = " ".join(screen(value, diagnosis=DiagnosisResult(diagnose(value))).replace("│", " ").split())
     assert "loader worker 1, which reads /data" in shown
-    assert "data.py:12" in shown and "check the disk or mount" in shown
+    assert "Check the disk or mount (data.py:12)" in shown
     # Other findings wait for steps.
     waiting = empty_snapshot(run=run_event(), sample=sample())
     assert screen(waiting, diagnosis=DiagnosisResult(diagnose(waiting))) == screen(waiting)

@@ -10,7 +10,7 @@ from ndd_console.output.run_log import RunProgress
 from ndd_console.words.run import introduction, progress_line, summary
 from ndd_engine.diagnose import Change, Finding
 from ndd_engine.record.events import FindingEvent, parse
-from ndd_engine.record.snapshot import Evaluation, Throughput, TimeLeft
+from ndd_engine.record.snapshot import Evaluation, NotFinite, Throughput, TimeLeft
 from tests.ui.fakes import FINDING, SECOND, SETTINGS, ended, mark, run_event, snapshot, trial_event
 
 
@@ -200,3 +200,11 @@ def test_the_summary_says_at_which_step_its_last_loss_was() -> None:
     assert any("; last loss 0.2500 at step 298" in line for line in summary(value, None, "runs/mine"))
     value = replace(value, last_loss=(300, 0.25))
     assert any(line.endswith("; last loss 0.2500") for line in summary(value, None, "runs/mine"))
+
+
+def test_the_summary_tells_updates_that_the_gradient_scaler_skipped() -> None:
+    value = snapshot(step=40, not_finite=NotFinite(skipped=2, updates=40))
+    assert any(
+        "; 2 updates skipped by the gradient scaler" in line for line in summary(value, None, "runs/mine")
+    )
+    assert not any("skipped" in line for line in summary(snapshot(step=40), None, "runs/mine"))

@@ -73,8 +73,10 @@ def _remedy(death: DeathEvent) -> str:
     if death.how == "SIGBUS":
         return "/dev/shm is most likely full: enlarge it (docker run --shm-size), or use fewer workers"
     if death.how in CRASHES:
-        return "native code has crashed: python -X faulthandler and num_workers=0 show where"
-    return "look for os._exit, sys.exit and errors in what it calls; with num_workers=0 they show"
+        workers = " and num_workers=0 show" if death.name.startswith("loader worker") else " shows"
+        return f"native code has crashed: python -X faulthandler{workers} where"
+    text = "look for os._exit, sys.exit and errors in what it calls"
+    return f"{text}; with num_workers=0 they show" if death.name.startswith("loader worker") else text
 
 
 def open_files(view: View) -> Finding | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from math import lcm, sqrt
 from statistics import fmean
 
-from ndd_engine.text import counted, printable, size
+from ndd_engine.text import printable, size
 
 from .event import Count, Json
 from .events import (
@@ -281,10 +281,14 @@ def bad_loss_text(known: NotFinite) -> str:
 
 
 def death_text(event: DeathEvent) -> str:
-    """ "loader worker 2 (pid 4711) was killed by SIGKILL after 12 steps; it had 3.1 GiB of memory"."""
+    """ "loader worker 2 (pid 4711) was killed by SIGKILL at step 12; it had 3.1 GiB of memory".
+
+    The step is that of the training: the process itself may have trained as well.
+    """
     how = f"ended with {event.how}" if event.how.startswith("status") else f"was killed by {event.how}"
     who = f"{printable(event.name)} (pid {event.pid})"
-    text = f"{who} {printable(how) if event.how else 'died'} after {counted(event.step, 'step')}"
+    when = f"at step {event.step:,}" if event.step else "before the first step"
+    text = f"{who} {printable(how) if event.how else 'died'} {when}"
     return "; ".join((text, *death_figures(event)))
 
 

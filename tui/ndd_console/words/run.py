@@ -117,6 +117,8 @@ def _summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> Iterator[
         items = f", {number(snapshot.items)} {step.item_name(snapshot)}" if snapshot.items else ""
         done = f"{counted(steps, 'optimizer step')}{items}"
         parts = [f"{done} in {duration(snapshot.elapsed_s)}", _last_loss_text(snapshot, steps)]
+        if skipped := snapshot.not_finite.skipped:
+            parts.append(f"{counted(skipped, 'update')} skipped by the gradient scaler")
         if steps == 1:  # its time says little
             parts.reverse()
         yield "; ".join(parts)
