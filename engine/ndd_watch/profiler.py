@@ -298,11 +298,14 @@ def _phase(code: Any, roots: dict[Any, str], calls_from: dict[Any, tuple[float, 
 
 
 def _name(code: Any) -> str:
-    """ "Clips.__getitem__", also for a comprehension in it; before Python 3.11 without the class."""
+    """ "Clips.__getitem__", also for a comprehension in it; "median.<lambda>". Before Python 3.11 without the class."""
     name = str(getattr(code, "co_qualname", code.co_name))
     while "." in name and name.rpartition(".")[2] in INLINE - {"<lambda>"}:
         name = name.rpartition(".<locals>.")[0]
-    return name.rpartition("<locals>.")[2]
+    outer, within, last = name.rpartition(".<locals>.")
+    if last == "<lambda>" and within:
+        return f"{outer.rpartition('<locals>.')[2]}.<lambda>"
+    return last
 
 
 def _added_ns(profiler: Any, builtins: bool) -> float:
