@@ -311,8 +311,9 @@ def outside(view: View) -> Finding | None:
         called = [call for call in called if call.ns >= MOST_OF * cost.ns]
     named = bool(called) and called[0].share >= FLOOR
     environment = named and _environment(called[0].function, called[0].library)
+    # A loss that no module computes, a few small tensors: nothing that could be done is known.
     if not named and line is None and cost.share < UNNAMED:
-        return None  # a loss that no module computes, a few small tensors: nothing that could be done is known
+        return None
     if named:
         title += f", {percent(called[0].share)} in {called[0].what} ({called[0].where})"
     draft = Draft("user-code", title, cost)
