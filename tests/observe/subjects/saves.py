@@ -25,6 +25,6 @@ with tempfile.TemporaryDirectory() as folder:
                 busy(0.02)
                 model(x)
         model.train()
-        for number in range(8):
+        for number in range(40):
             torch.save(optimizer.state_dict(), os.path.join(folder, f"{number}.pt"))
 report(steps, loss)
