@@ -22,10 +22,6 @@ class _Loop:
     at: int
     loop: ast.For | None
 
-    @property
-    def backward(self) -> ast.stmt:
-        return self.block[self.at]
-
 
 def with_context(text: str, model: str, context: str) -> str | None:
     """The text with the statements from the call of a model to the backward pass within a context.
