@@ -26,6 +26,7 @@ NAMES = {
     "intervals": "qa.trials.intervals",
     **{f"ranks_{name}": f"qa.ranks.{name}" for name in ("faults", "fold", "late", "loop", "memory")},
     "leaks": "qa.faults.leaks",
+    "others": "qa.faults.others",
     "script_faults": "qa.faults.script_faults",
     "script_null": "qa.faults.script_null",
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,6 +15,10 @@ from tests.tiers import pytest_collection_modifyitems as pytest_collection_modif
 from tests.tiers import pytest_runtest_setup as pytest_runtest_setup
 from tests.tiers import pytest_runtest_teardown as pytest_runtest_teardown
 from tests.tiers import pytest_sessionstart as pytest_sessionstart
+
+# A shell has what runs in its background ignore SIGINT; the programs that tests start would inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The tests on a GPU need no hypothesis, and run where it is not installed.
 if find_spec("hypothesis") is not None:
