@@ -212,9 +212,7 @@ def test_a_deleted_run_folder_ends_the_run_as_failed(tmp_path: Path) -> None:
     assert not (tmp_path / "runs" / "one").exists()
 
 
-@pytest.mark.parametrize(
-    "as_json", [pytest.param(False, marks=pytest.mark.slow), pytest.param(True, marks=pytest.mark.promise)]
-)
+@pytest.mark.parametrize("as_json", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_run_whose_capture_fails_goes_on_in_a_new_process(tmp_path: Path, as_json: bool) -> None:
     command = capture_fails(tmp_path)
     done = run(*command, *["--json"] * as_json, folder=tmp_path, PYTHONPATH=str(tmp_path))
@@ -331,7 +329,6 @@ def test_a_signal_handler_may_write_while_its_thread_writes(tmp_path: Path) -> N
     assert "signal" in (tmp_path / "out").read_text()
 
 
-@pytest.mark.promise
 def test_closed_standard_streams_do_not_change_the_status_of_a_run(tmp_path: Path) -> None:
     train = "train --headless --run one --max-steps 3 --workload eeg"
     done = subprocess.run(

@@ -75,7 +75,6 @@ def test_one_command_starts_resumes_and_ends_a_job_that_is_preempted_twice(tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.promise
 def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path: Path) -> None:
     job = write_run(tmp_path / "runs" / "job", windows(steady(9, 0.1)))
     died = job.events.read_bytes().splitlines(keepends=True)[:-1]

@@ -165,7 +165,6 @@ def test_a_live_script_is_paused_during_a_trial(tmp_path: Path) -> None:
             (tmp_path / "enough").touch()
 
 
-@pytest.mark.promise
 def test_a_script_goes_on_when_its_console_is_gone(tmp_path: Path) -> None:
     """It observes itself, so that it does not end with the console."""
     before = "from ndd_engine import observe\nobserve('it')"

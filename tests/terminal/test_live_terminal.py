@@ -114,7 +114,6 @@ def test_killed_run_restores_the_terminal_and_resumes(tmp_path: Path) -> None:
         until(lambda: RunDir(tmp_path / "live").live_owner() is None)
 
 
-@pytest.mark.promise
 def test_failed_run_shows_why_and_keeps_the_screen(tmp_path: Path) -> None:
     sets = (*ENDLESS, "--set", "optimizer.lr=1e30")
     with Terminal("train", "--run", "live", *sets, runs=tmp_path) as terminal:

@@ -71,7 +71,6 @@ print(end.exit_status, end.reason)
 
 
 @pytest.mark.long
-@pytest.mark.promise
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc to set a limit on memory")
 def test_out_of_memory_says_what_filled_it_and_which_batch_is_next(tmp_path: Path) -> None:
     done = subprocess.run(

@@ -210,6 +210,7 @@ def test_a_stateful_loader_of_torchdata_is_read_like_torchs(trainer: Trainer, or
     resumed(trainer, sets, 7, 20)
 
 
+@pytest.mark.long
 def test_a_builtin_workload_can_keep_the_order_of_its_data(trainer: Trainer) -> None:
     result = trainer.train(*trainer.ndd, "run.max_steps=5", "loader.shuffle=false", "run.seed=1")
     other = trainer.train(*trainer.ndd, "run.max_steps=5", "run.seed=1")

@@ -76,7 +76,6 @@ def example(text: str) -> str:
 
 
 @pytest.mark.parametrize("text", [*WHOLE, *PARTS])
-@pytest.mark.promise
 @pytest.mark.long
 def test_an_example_trains_and_resumes(trainer: Trainer, written: Written, text: str) -> None:
     code = example(text)

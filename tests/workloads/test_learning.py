@@ -38,6 +38,7 @@ def test_next_character_beats_the_unigram_entropy(
     assert evaluate(workload)["bits_per_char"] < unigram_entropy(sentences) - 1.5 < before
 
 
+@pytest.mark.long
 def test_diffusion_beats_the_unigram_entropy(make_config: MakeConfig, tmp_path: Path) -> None:
     """On lines of one repeated letter, where every neighbour tells.
 
@@ -85,6 +86,7 @@ def test_shakespeare_beats_the_frequency_of_its_characters(make_config: MakeConf
     assert evaluate(workload)["bits_per_char"] < baseline - 0.8
 
 
+@pytest.mark.long
 def test_real_recording_beats_the_mean(make_config: MakeConfig, real_data: Path) -> None:
     """Only the mean: real EEG drifts slowly, and repeating the last sample beats a short training."""
     torch.manual_seed(1)
