@@ -39,7 +39,7 @@ RUN = "it"
 LEAST = 1.10
 # Figures of seconds and of speed in the output of a script.
 _TIMES = re.compile(
-    r"\S*\d\S*\s*(?:s|ms|ms/batch|it/s|samples/s|tok/s)\b|[Tt]ime\s+\S+\s*\(\s*\S+\)|'\w+_(?:runtime|second)': \S+"
+    r"\d\S*(?:ms|s)\b|ms/batch\s+\S+|(?:Time|Data)\s+\S+\s+\(\s*\S+\)|'\w+_(?:runtime|per_second)': \S+"
 )
 
 
@@ -136,8 +136,8 @@ def _measured(script: Script, copy: Path, options: Options) -> tuple[tuple[str, 
     spread = summarise(times.values)
     first = json.loads(output(place, "report", RUN, "--json"))["findings"][0]
     row = (
-        script.name, f"{int(ended['steps']):,}", f"{told.step:,}",
-        f"{int(ended['items']):,}" if "items" in ended else "n/a", f"{told.items:,}", _alike(bare, seen),
+        script.name, _count(ended, "steps"), f"{told.step:,}", _count(ended, "items"), f"{told.items:,}",
+        _alike(bare, seen),
         f"{1 / spread.median:.3f}", f"{1 / spread.high:.3f} to {1 / spread.low:.3f}", first["cause"],
         "" if first["ceiling"] is None else f"{first['ceiling']:.2f}x",
         "" if options.quick else _trial(script, place, first),
@@ -170,6 +170,10 @@ def _run(script: Script, place: Path, command: Sequence[str]) -> Ran:
 def _environment(script: Script) -> dict[str, str]:
     # Unbuffered, so that lines arrive when they are printed.
     return {**os.environ, "PYTHONPATH": script.path, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+
+
+def _count(ended: dict[str, str], name: str) -> str:
+    return f"{int(ended[name]):,}" if int(ended.get(name, 0)) else "n/a"
 
 
 def _alike(bare: Sequence[Ran], seen: Sequence[Ran]) -> str:

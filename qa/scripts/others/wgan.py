@@ -24,12 +24,13 @@ for epoch in range(int(sys.argv[1])):
         loss = critic(generator(noise).detach()).mean() - critic(real).mean()
         loss.backward()
         of_critic.step()
-        steps, items = steps + 1, items + real.size(0)
+        items += real.size(0)
         for weight in critic.parameters():
             weight.data.clamp_(-0.01, 0.01)
         if number % 5 == 0:
             of_generator.zero_grad()
             (-critic(generator(noise)).mean()).backward()
             of_generator.step()
+            steps += 1
     print(epoch, loss.item(), flush=True)
 ended(critic, steps, items, loss.item())
