@@ -53,6 +53,7 @@ class Passes:
         # Whether only the batches tell their sizes; those of batches that were read, and are not counted yet.
         self.uneven = False
         self._sizes: deque[int] = deque(maxlen=MOST_SIZES)
+        self._latest: deque[int] = deque(maxlen=AHEAD)  # those that were counted last
         # Micro-steps before the pass, and whether its last batch is counted; items that such batches lacked.
         self._micro, self._over, self._lacked = 0, False, 0
         self._news: dict[str, Any] = {}
@@ -143,13 +144,18 @@ class Passes:
 
         looked: items of an input of the model, None without one. Where it is that of no batch, the model gets others.
         """
-        sizes = self._sizes
-        if not self.uneven or not sizes or len(sizes) > micro + AHEAD or looked not in (None, *sizes):
+        sizes, latest = self._sizes, self._latest
+        # A script that reads ahead may train the batch that was counted last.
+        known = looked in (None, *sizes, *latest)
+        if not self.uneven or not (sizes or latest) or len(sizes) > micro + AHEAD or not known:
             sizes.clear()
+            latest.clear()
             return None
-        items, each = 0, sorted(sizes)[len(sizes) // 2]
+        items, usual = 0, sorted(sizes or latest)
+        each = usual[len(usual) // 2]
         for _ in range(micro):  # the first ones were read before
-            items += sizes.popleft() if sizes else each
+            latest.append(sizes.popleft() if sizes else each)
+            items += latest[-1]
         return items
 
     def full(self, items: int, before: int) -> int:

@@ -106,6 +106,10 @@ def test_batches_of_unknown_sizes_are_counted_as_they_are_read(passes: Passes) -
     assert passes.counted(3, 9) == 15
     passes.count(torch.zeros(5, 3))
     assert passes.counted(2, None) == 12
+    # So the batch that was counted last is trained now.
+    passes.count(torch.zeros(9, 3))
+    assert passes.counted(1, 5) == 9
+    assert passes.counted(1, 9) == 7  # a usual one
     # The model gets something else.
     passes.count(torch.zeros(5, 3))
     assert passes.counted(1, 3) is None
