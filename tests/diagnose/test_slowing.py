@@ -5,19 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from planted_runs import Planted, cores
 
 from ndd_engine.diagnose import Finding, diagnose
-from ndd_engine.diagnose.trends import line_through
-from ndd_engine.record.events import FunctionsEvent, StacksEvent
+from ndd_engine.diagnose.trends import line_through, shift
+from ndd_engine.record.events import FunctionsEvent, SampleEvent, StacksEvent
 from ndd_engine.record.pace import MOST_POINTS
 from ndd_engine.record.state import RunState
 from tests import records
 
 MS = 1_000_000
 WINDOWS = 180
+SHARES = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}
 
 
 def slowing(
@@ -80,15 +82,84 @@ def another_program(index: int) -> float:
     [
         lambda index: 10,
         lambda index: 10 + 20 / (1 + index),  # it warms up
-        lambda index: 10 if index < 90 else 14,  # at one moment
+        lambda index: 10 if index < 150 else 14,  # for half a minute
+        lambda index: 10 if index < 90 else 11.5,  # by little
         lambda index: 10 + min(index, 20) / 5,  # it levels off
         lambda index: 10 + 6 * (index % 30 == 29),  # an evaluation
         another_program,
     ],
-    ids=["flat", "warm-up", "moment", "level", "evaluation", "another program"],
+    ids=["flat", "warm-up", "moment", "little", "level", "evaluation", "another program"],
 )
 def test_what_only_looks_like_it_is_not_named(step_ms: Callable[[int], float]) -> None:
     assert slowing(step_ms) is None
+
+
+def at_once(index: int) -> float:
+    """From 10 to 14 ms, 1 min 40 s after the start."""
+    return 10 if index < 100 else 14
+
+
+def test_a_rise_at_one_moment_is_told_with_its_moment_and_its_phase() -> None:
+    found = slowing(at_once)
+    assert found is not None and found.confidence == "possible"
+    assert "10 ms to 14" in found.title and "all of it in forward" in found.title
+    since = int(found.title.partition("about step ")[2].partition(", ")[0].replace(",", ""))
+    assert 4800 <= since <= 5300 and " 1 min 4" in found.title
+    assert any("one moment fits better" in item.text for item in found.evidence)
+    assert "from this step on" in found.changes[0].text
+    # Steadily slower: no such moment.
+    steady = slowing(steadily)
+    assert steady is not None and "since about" not in steady.title
+
+
+def test_a_rise_at_one_moment_in_all_phases_is_that_of_another_program() -> None:
+    def run(host: dict[str, Any] | None, minutes: int) -> list[str]:
+        state = RunState()
+        for t, event in Planted(windows=0).events():
+            state.fold(t, event)
+        for index in range(60 * minutes):
+            ms = 10 if index < 20 * minutes else 14
+            phases = {
+                name: records.phase(round(part * ms * MS * 50), steps=50) for name, part in SHARES.items()
+            }
+            state.fold(float(index), records.window(50 * (index + 1), 50, ms * MS * 50, phases=phases))
+            if host is not None:
+                state.fold(float(index), SampleEvent(None, host))
+        return [one.cause for one in diagnose(state.snapshot())]
+
+    alone = cores(1.0, 1.0)
+    assert "slowing" not in run(None, 9)  # other programs are not known
+    assert "slowing" not in run(alone, 3)
+    assert "slowing" in run(alone, 9)
+    busy = cores(2.0, 1.0, neighbours=[{"pid": 7, "name": "stress", "cores": 0.9}])
+    assert "slowing" not in run(busy, 9)
+
+
+def test_a_function_that_explains_a_rise_at_one_moment_is_named_sooner() -> None:
+    def late(index: int) -> float:
+        return 10 if index < 140 else 40
+
+    assert slowing(late) is None
+    found = slowing(late, (3, profile(200, 1.0)), (170, profile(8550, 29.0)))
+    assert found is not None and found.confidence == "certain" and "since about step" in found.title
+    assert "where remember takes longer" in found.title
+
+
+def test_each_phase_that_grows_is_told_with_its_interval() -> None:
+    run = Planted(grows={"forward": 1.0, "optimizer": 0.3}, windows=24, host=cores(1.0, 1.0))
+    (told,) = [item.text for item in run.named("slowing").evidence if "beyond the noise" in item.text]
+    assert "forward by 2" in told and "optimizer by " in told and "backward" not in told
+
+
+@pytest.mark.parametrize("by", [-3.0, 0.0, 2.0])
+def test_the_interval_of_a_rise_has_its_true_value(by: float) -> None:
+    chance, inside = random.Random(0), 0
+    for _ in range(100):
+        before, after = ([chance.gauss(level, 3) for _ in range(8)] for level in (0, by))
+        middle, low, high = shift(before, after)
+        assert low <= middle <= high
+        inside += low <= by <= high
+    assert inside >= 90
 
 
 def test_larger_batches_take_longer_and_are_no_finding() -> None:

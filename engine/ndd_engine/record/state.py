@@ -347,7 +347,7 @@ class RunState(Facts):
         self.levels.window("evaluate" if evaluate else "checkpoint" if checkpoint else "")
         self._total(event)
         self._finite(event)
-        self.pace.add(event)
+        self.pace.add(event, self.t or 0.0)
         if event.heap_bytes is not None:
             self.heaps.add(event.step, float(event.heap_bytes))
         if event.profiled:
