@@ -90,6 +90,8 @@ class Observer:
         self._memory_due = 0
         # Losses in a row on another GPU than the one that is timed.
         self._moved = 0
+        # Entries of the state of an optimizer in the first profiled step.
+        self._first_state = 0
         # The steps before what is recorded now, where that is not the present one.
         self._done: int | None = None
         # What the current step is observed for: "", "learn", "profile", "retained", "capture" or "origin"; the steps
@@ -496,6 +498,10 @@ class Observer:
             for kind in ("hooks", "handlers", "parameters"):
                 if sizes.most(kind) > MANY:
                     self.emitter.look_in(kind, file)
+            state = sizes.most("state")
+            self._first_state = self._first_state or state
+            if state > 2 * self._first_state:
+                self.emitter.look_in("state", file)
         found = tables.found(self.steps.optimizers())
         return {"sizes": sizes.counts(), "tables": found, "denormals": sizes.denormals}
 

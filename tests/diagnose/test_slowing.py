@@ -193,6 +193,7 @@ def test_the_innermost_function_that_grew_is_named_with_its_times() -> None:
         ("hooks:block.3", "hooks of block.3 grow from 2 to 900", "register hooks once"),
         ("parameters:SGD", "parameters in SGD grow from 2 to 900", "add_param_group once"),
         ("handlers:train", "handlers of the logger train grow from 2 to 900", "add a handler once"),
+        ("state:Mine", "entries of the state of Mine grow from 2 to 900", "optimizer.state.pop"),
     ],
 )
 def test_what_piles_up_is_counted(key: str, text: str, advice: str) -> None:
@@ -203,6 +204,54 @@ def test_what_piles_up_is_counted(key: str, text: str, advice: str) -> None:
     steps = (3, profile(200, 1.0, {key: 900})), (170, profile(8550, 1.0, {key: 901}))
     found = slowing(steadily, *steps)
     assert found is not None and "grow from" not in found.title
+
+
+@pytest.mark.parametrize(("before", "now"), [(0, 900), (100, 300), (2, 700)])
+def test_state_that_layers_add_when_they_begin_to_train_is_no_cause(before: int, now: int) -> None:
+    steps = (3, profile(200, 1.0, {"state:Adam": before})), (170, profile(8550, 1.0, {"state:Adam": now}))
+    found = slowing(steadily, *steps)
+    assert found is not None and "state of Adam" not in found.title
+
+
+def called(step: int, function: str, ms: float, where: str = "remember", **moved: int) -> FunctionsEvent:
+    """A step in which a line of `remember`, or of the loop itself, calls this."""
+    name, line = (where, 13) if where else ("<module>", 40)
+    row = ("/home/me/train.py", line, name, function, "", 1, round(ms * MS), "forward")
+    found = profile(step, ms, {f"{kind}:": size for kind, size in moved.items()})
+    return replace(found, calls=[row], functions=found.functions if where else [])
+
+
+@pytest.mark.parametrize(
+    ("function", "advice"),
+    [
+        ("dumps", "append what is new to the file"),
+        ("list.sort", "sort once after the loop"),
+        ("numpy.concatenate", "join once, after the loop"),
+        ("deepcopy", "copy only what is new"),
+        ("work", "keep running sums"),
+    ],
+)
+def test_what_a_function_calls_tells_why_it_takes_longer(function: str, advice: str) -> None:
+    found = slowing(steadily, (3, called(200, function, 1.0)), (170, called(8550, function, 29.0)))
+    assert found is not None and f"remember takes longer and longer, in {function}" in found.title
+    assert advice in found.changes[0].text and found.changes[0].where == "train.py:13 in remember"
+    # Of a loop that is in no function, only what it calls is known.
+    found = slowing(steadily, (3, called(200, function, 1.0, "")), (170, called(8550, function, 29.0, "")))
+    assert found is not None and f"where {function} takes longer and longer" in found.title
+    assert found.changes[0].where == "train.py:40 in <module>"
+
+
+def test_a_file_that_grows_is_told_with_what_a_step_reads_of_it() -> None:
+    def files(read: int) -> Finding:
+        first, newest = called(200, "max", 1.0, read=9000), called(8550, "max", 29.0, read=read, written=900)
+        found = slowing(steadily, (3, first), (170, newest))
+        assert found is not None
+        return found
+
+    grown = files(4 << 20)
+    assert "while a step reads 4.0 MiB instead of 9 KiB" in grown.title and "writes" not in grown.title
+    assert "append what is new" in grown.changes[0].text
+    assert "a step reads" not in files(12_000).title
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,8 @@ COPIED, COPIED_BYTES, FELL = 0.08, 32 << 20, 0.5
 # An evaluation takes much memory from this part of that of training on, or of what is free.
 MUCH = 0.2
 MUCH_BYTES = 100 << 20
+# Memory is in pieces from this part of what is reserved on, and this many bytes, beyond the most that was in use.
+PIECES, PIECES_BYTES = 0.2, 256 << 20
 # Memory is almost full when less than this part of it is free.
 NEARLY = 0.04
 
@@ -128,6 +130,42 @@ def leak(view: View) -> Finding | None:
         draft.saw(f"{when} ({size(free)} free)", "extrapolated")
     line = None if held is None or held.at is None else printable(f"{PurePath(held.at[0]).name}:{held.at[1]}")
     draft.change(_cure(held), where=line or view.script_line("keeps") or view.line(*MODEL, "other", "log"))
+    return draft.done()
+
+
+def fragmentation(view: View) -> Finding | None:
+    """Reserved GPU memory that grows although no more is in use: pieces of it fit no new tensor."""
+    snapshot, memory = view.snapshot, view.snapshot.memory
+    if memory is None or not view.gpu or not _judged(snapshot):
+        return None
+    growth = _steady(snapshot.gap_trend, 0)
+    if growth is None or growth.last < max(PIECES * memory.reserved_bytes, PIECES_BYTES):
+        return None
+    if _steady(snapshot.memory_trend, 0) is not None:
+        return None  # what is in use grows as well
+    title = (
+        f"GPU memory is in pieces: {size(growth.slope)} more are reserved per step, and no more are in use"
+    )
+    draft = Draft("fragmentation", title, None, "likely")
+    reserved, used = size(memory.reserved_bytes), size(memory.peak_allocated_bytes)
+    draft.saw(f"{reserved} are reserved, and at most {used} were in use at a time", "allocator")
+    between = f" ({size(growth.low)} to {size(growth.high)})" if 0 < growth.low < growth.high else ""
+    then = f"the difference was {size(growth.first[1])} at step {growth.first[0]:,}"
+    draft.saw(
+        f"{then}, is {size(growth.last)} now, and grows by {size(growth.slope)} per step{between}",
+        "allocator",
+    )
+    free = _free(snapshot, True)
+    if free is not None:
+        steps = f"{free / growth.slope:,.0f} steps"
+        draft.saw(
+            f"memory is full in about {steps}; the allocator then frees its cache, and retries",
+            "extrapolated",
+        )
+    draft.change(
+        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before starting the run: pieces can then grow"
+    )
+    draft.change("let batches have few different shapes: pad them to a few lengths, or sort items by length")
     return draft.done()
 
 
@@ -455,7 +493,7 @@ def near_limit(view: View) -> Finding | None:
     return draft.done()
 
 
-RULES = (leak, worker_memory, evaluation_memory, checkpoint_memory, near_limit)
+RULES = (leak, fragmentation, worker_memory, evaluation_memory, checkpoint_memory, near_limit)
 
 
 def steady_growth(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ndd_engine.record.events import PHASES, FunctionsEvent
+from ndd_engine.record.events import PHASES
 from ndd_engine.record.pace import Point
 from ndd_engine.record.snapshot import CoreUse
-from ndd_engine.text import duration, percent, printable, span
+from ndd_engine.text import duration, percent, span
 
 from .finding import Confidence, Finding
+from .grown import ADDED, EACH_STEP, MOST_OF, carried, counted, function, profiles
 from .trends import Line, StepValue, condensed, line_through, moment, shift, stepped
 from .view import CLOCK, PROFILER, Draft, View, place
 
@@ -21,12 +22,8 @@ WARM_UP, LEAST_POINTS = 0.1, 7
 GROUPS, FASTER = 16, 0.25
 # Steps of almost as many items are alike.
 ALIKE = 0.05
-# What takes this part of the growth is its cause, and almost all of it from the second part on.
-MOST_OF, ALMOST_ALL = 0.5, 0.9
-# Counts that have grown by so many, and by this factor; by that, the share of a function has grown.
-MORE, TIMES_MORE = 8, 1.5
-# Earlier steps in the graph of a loss: fewer may be meant so.
-LEAST_STEPS_BACK = 3
+# From this part of the growth on, a phase has almost all of it.
+ALMOST_ALL = 0.9
 # By so much of the step time it has grown where nothing shows why, and where other programs use the cores as well: they
 # come and go, and take caches and memory from one phase more than from another.
 UNEXPLAINED, UNEXPLAINED_SHARED = 0.2, 0.5
@@ -224,16 +221,6 @@ def _at_once(
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Grown:
-    """What has grown from the first profiled step to the newest one. title: the end of the finding's title."""
-
-    title: str
-    evidence: str
-    advice: str
-    where: str | None = None
-
-
 ADVICE = {
     "data_wait": "find what the dataset does more of with each item: lists that it searches, files that grow",
     "forward": "find what the model does more of in each step: hooks, caches, tensors that it concatenates",
@@ -245,13 +232,6 @@ BEGINS = "find what the training does from this step on: layers that begin to tr
 HARDWARE = (
     "compare the clocks and the temperature of the processor, and other programs, with those of the beginning"
 )
-COUNTS = {
-    "hooks": ("hooks of {}", "register hooks once, before training, or remove each with handle.remove()"),
-    "parameters": ("parameters in {}", "call add_param_group once for each parameter"),
-    "handlers": ("handlers of the logger {}", "add a handler once: each one writes every message again"),
-}
-# Of these, a training that adds some in part of its steps is at fault also while nothing is slower.
-ADDED, EACH_STEP = ("hooks", "handlers"), 0.1
 
 
 def slowing(view: View) -> Finding | None:
@@ -259,9 +239,9 @@ def slowing(view: View) -> Finding | None:
     found = slowdown(view.snapshot.pace)
     if found is None or _clocks(view, found):
         return None
-    grown = _graph(view) or _counted(view)
+    grown = carried(view) or counted(view)
     if grown is None and found.bounds is not SMALL:
-        grown = _function(view, found)
+        grown = function(view, found.begin_ns, found.now_ns, found.since is not None)
     alike = grown is None and _alike(found)
     if grown is None and not unexplained(found, view.snapshot.cores):
         return None
@@ -353,33 +333,12 @@ def _alike(found: Slowdown) -> bool:
     return bool(busy) and min(busy) >= AS_MUCH * max(busy) and max(busy) > 0
 
 
-def _profiles(view: View) -> tuple[FunctionsEvent, FunctionsEvent] | None:
-    """The first and the newest profiled step; None if there is only one."""
-    first, newest = view.snapshot.first_functions, view.snapshot.functions
-    return None if first is None or newest is None or first.step >= newest.step else (first, newest)
-
-
-def _graph(view: View) -> Grown | None:
-    """A graph of earlier steps that is carried to the next one."""
-    newest = view.snapshot.functions
-    back = newest.sizes.get("graph:", 0) if newest is not None else 0
-    if newest is None or back < LEAST_STEPS_BACK:
-        return None
-    return Grown(
-        f"through the graphs of at least {back:,} earlier steps",
-        f"the graph of the loss of step {newest.step:,} contains nodes of at least {back:,} earlier steps",
-        "detach what one step passes to the next (state = state.detach()), and call backward() without "
-        "retain_graph=True",
-        view.script_line("carries"),
-    )
-
-
 def piling_up(view: View) -> Finding | None:
     """Hooks or handlers of which each step adds some, although steps are not slower yet."""
-    if (pair := _profiles(view)) is None or slowing(view) is not None:
+    if (pair := profiles(view)) is None or slowing(view) is not None:
         return None
     first, newest = pair
-    found = _counted(view, (newest.step - first.step) * EACH_STEP, ADDED)
+    found = counted(view, (newest.step - first.step) * EACH_STEP, ADDED)
     if found is None:
         return None
     title = f"{found.title.removeprefix('while ')}: the training adds some again and again"
@@ -387,51 +346,3 @@ def piling_up(view: View) -> Finding | None:
     draft.saw(found.evidence, PROFILER)
     draft.change(found.advice, where=found.where)
     return draft.done()
-
-
-def _counted(view: View, least: float = MORE, kinds: Collection[str] | None = None) -> Grown | None:
-    """Something that can be counted, such as hooks: of these kinds (all), at least so many more."""
-    if (pair := _profiles(view)) is None:
-        return None
-    first, newest = pair
-    counts = [
-        (now - before, key, before, now)
-        for key, now in newest.sizes.items()
-        if now - (before := first.sizes.get(key, 0)) >= max(least, MORE) and now >= TIMES_MORE * before
-        and key.partition(":")[0] in (kinds or COUNTS)
-    ]  # fmt: skip
-    if not counts:
-        return None
-    _, key, before, now = max(counts)
-    kind, _, name = key.partition(":")
-    text, advice = COUNTS[kind]
-    what = text.format(printable(name))
-    evidence = f"{what}: {before:,} in step {first.step:,}, {now:,} in step {newest.step:,}"
-    return Grown(f"while {what} grow from {before:,} to {now:,}", evidence, advice, view.script_line(kind))
-
-
-def _function(view: View, found: Slowdown) -> Grown | None:
-    """The innermost function of the user that takes most of the growth."""
-    if (pair := _profiles(view)) is None:
-        return None
-    first, newest = pair
-    # A profiled step takes longer than others.
-    slower = max(newest.wall_ns / found.now_ns, 1.0)
-    earlier = max(first.wall_ns / found.begin_ns, 1.0)
-    known = {(row[0], row[2]): row[4] / earlier for row in first.functions}
-    rows = [(row[4] / slower, known.get((row[0], row[2]), 0.0), *row[:3]) for row in newest.functions]
-    grown = [
-        row for row in rows
-        if row[0] - row[1] >= MOST_OF * found.grown_ns
-        and row[0] / found.now_ns >= TIMES_MORE * row[1] / found.begin_ns
-    ]  # fmt: skip
-    if not grown:
-        return None
-    now, before, file, line, name = min(grown)
-    where = place(file, line, name)
-    return Grown(
-        f"where {printable(name)} takes longer and longer",
-        f"{where} took {span(before)} of step {first.step:,}, and {span(now)} of step {newest.step:,}",
-        "let it do as much work in each step: keep running sums or a deque with maxlen, and join lists once at the end",
-        where,
-    )

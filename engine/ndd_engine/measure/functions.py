@@ -61,6 +61,7 @@ class FunctionProfiles:
         self._phase = ""
         self._asides = Asides(self._begin_aside, self._end_aside, self._put_aside)
         self._step = 0
+        self._sizes = Sizes(Looks(torch))
 
     def start(self, step: int) -> None:
         """Training begins at `step` optimizer steps."""
@@ -74,6 +75,7 @@ class FunctionProfiles:
             return
         self._reporter.window(step)
         self._reporter.profiled = self.active = True
+        self._sizes = Sizes(Looks(torch))
         try:
             reason = self._profiler.begin()
             if not reason:
@@ -97,7 +99,7 @@ class FunctionProfiles:
             self._tell(step, "another profiler began within the profiled step")
             return
         functions, waits = _short(found["functions"]), _short(found["waits"])
-        sizes = Sizes(Looks(torch))
+        sizes = self._sizes
         self._counted(sizes)
         sizes.handlers()
         self._reporter.put(

@@ -166,6 +166,7 @@ class RunState(Facts):
     losses: Trend = field(default_factory=Trend)
     rates: Trend = field(default_factory=Trend)
     memories: Trend = field(default_factory=Trend)
+    gaps: Trend = field(default_factory=Trend)
     heaps: Trend = field(default_factory=Trend)
     levels: Levels = field(default_factory=Levels)
     residents: Trend = field(default_factory=Trend)
@@ -207,6 +208,7 @@ class RunState(Facts):
             case MemoryEvent():
                 self.memory = event
                 self._memory(event.allocated_bytes)
+                self._gap(event)
                 self.levels.used(event.allocated_bytes, event.peak_allocated_bytes)
             case MarkEvent():
                 self._mark(t, event)
@@ -293,6 +295,7 @@ class RunState(Facts):
             self.losses,
             self.rates,
             self.memories,
+            self.gaps,
             self.heaps,
             *self._host_trends,
             self.open_files,
@@ -411,6 +414,11 @@ class RunState(Facts):
         if used is not None and self.step > 0 and self.end is None:
             self.memories.add(self.step, float(used))
 
+    def _gap(self, event: MemoryEvent) -> None:
+        """What the allocator of a GPU keeps beyond the most that was ever in use at a time."""
+        if self.step > 0 and self.end is None:
+            self.gaps.add(self.step, float(max(event.reserved_bytes - event.peak_allocated_bytes, 0)))
+
     def _host_memory(self, event: SampleEvent) -> None:
         keys = ("rss_bytes", "workers_private_bytes", "workers_shared_bytes")
         for trend, key in zip(self._host_trends, keys, strict=True):
@@ -517,6 +525,7 @@ class RunState(Facts):
             loss_trend=self.losses.view(),
             rate_trend=self.rates.view(),
             memory_trend=(self.memories if on_gpu else self.residents).view(),
+            gap_trend=self.gaps.view(),
             heap_trend=self.heaps.view(),
             pace=self.pace.view(),
             aside_bytes=dict(self.levels.rises),
