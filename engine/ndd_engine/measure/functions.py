@@ -17,6 +17,7 @@ from ndd_engine.errors import said
 from ndd_engine.record.events import PHASES, FunctionsEvent, MarkEvent
 from ndd_engine.text import printable
 from ndd_watch.asides import Asides
+from ndd_watch.collecting import Collecting
 from ndd_watch.looks import Looks
 from ndd_watch.own import own, product, short
 from ndd_watch.profiler import StepProfiler
@@ -128,6 +129,10 @@ class FunctionProfiles:
         finally:
             self._asides.ends(phase)
             self._asides.settle(False)
+
+    def collect(self, collecting: Collecting) -> None:
+        """Have it look at what evaluations keep."""
+        self._asides.collecting = collecting
 
     def evaluation_goes_on(self) -> None:
         """Between two batches of it."""

@@ -253,7 +253,8 @@ class Facts:
 
     step: optimizer step; warnings: number of all so far. best: the best evaluation, by the metric that decides.
     first_functions: of the first profiled step since the start or resume. looked: the newest look at what is kept;
-    holders: the newest one that was compared with one before. stall: as long as it lasts. deaths: the first ones.
+    holders: the newest one that was compared with one before; collected: that within an evaluation.
+    stall: as long as it lasts. deaths: the first ones.
     """
 
     run: RunEvent | None = None
@@ -295,6 +296,7 @@ class Facts:
     first_functions: FunctionsEvent | None = None
     looked: HoldersEvent | None = None
     holders: HoldersEvent | None = None
+    collected: HoldersEvent | None = None
     trials: tuple[TrialEvent, ...] = ()
     stall: StallEvent | None = None
     deaths: tuple[DeathEvent, ...] = ()

@@ -234,6 +234,8 @@ class RunState(Facts):
                 vague = known_origin is None or known_origin.what in ("", "gradient", "parameter")
                 if vague or event.what == "input":
                     self.not_finite.origin = event
+            case HoldersEvent() if event.inside:
+                self.collected = event
             case HoldersEvent():
                 self.looked = event
                 if event.steps:
@@ -280,7 +282,8 @@ class RunState(Facts):
             self.stall = self.overcome = self.descriptors = None
             self.deaths, self.open_files = (), Trend()
             self.work = self.loader = self.baseline = self.kernels = self.stacks = self.functions = None
-            self.asides, self.first_functions, self.looked, self.holders = {}, None, None, None
+            self.asides, self.first_functions = {}, None
+            self.looked = self.holders = self.collected = None
             self.totals, self.pace, self.not_finite = Totals(), Pace(), NotFinite()
             self.levels = Levels()
             self.first_clocks.clear()
