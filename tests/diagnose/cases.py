@@ -439,6 +439,28 @@ MODEL = [
     ),
 ]  # fmt: skip
 
+TABLES = replace(profiled(), tables=[("Net.table", "Embedding", 100_000, 64, 512, 0.9, "AdamW")])
+NEEDLESS = [
+    Pair(
+        "dense-embedding",
+        own(phases=healthy(optimizer=12.0), functions=TABLES),
+        # The optimizer takes as long, and not for a table.
+        own(phases=healthy(optimizer=12.0), functions=profiled()),
+    ),
+    Pair(
+        "dense-embedding",
+        own(phases=healthy(backward=40.0), functions=TABLES),
+        own(functions=TABLES),
+        name="backward",
+    ),
+    Pair(
+        "retain-graph",
+        own(functions=replace(profiled(), retains=("step.py", 9))),
+        own(functions=profiled()),
+    ),
+    Pair("anomaly", own(functions=replace(profiled(), anomaly=True)), own(functions=profiled())),
+]
+
 HAZARDS = [
     Pair(
         "not-finite",
@@ -500,4 +522,4 @@ ASIDES = [
     for cause, aside in (("evaluation-memory", evaluating), ("checkpoint-memory", saving))
 ]
 
-PAIRS = [*LOADER, *PROCESSOR, *STEP, *MODEL, *GPU, *HAZARDS, *PROCESSES, *ASIDES]
+PAIRS = [*LOADER, *PROCESSOR, *STEP, *MODEL, *NEEDLESS, *GPU, *HAZARDS, *PROCESSES, *ASIDES]

@@ -395,7 +395,9 @@ class FunctionsEvent(Event):
     tables: [name, class, rows, columns, indices, share, optimizer] of embeddings of which this step reads few
     rows, while their gradients have values for all of them. Indices are those that it reads, and share is the part of
     all values that the optimizers update. denormals: share of denormal numbers in "parameters", "gradients" or a state
-    of optimizers, and how many times as long the processor takes for them, where that is slow.
+    of optimizers, and how many times as long the processor takes for them, where that is slow. anomaly: whether anomaly
+    detection of autograd is on. retains: file and line of the backward pass of a step of one's own that keeps its graph
+    without need, once that is known; of a script, its configuration says both.
     """
 
     type: ClassVar[str] = "functions"
@@ -408,6 +410,8 @@ class FunctionsEvent(Event):
     inside: str = ""
     sizes: dict[str, Count] = field(default_factory=dict)
     tables: list[Table] = field(default_factory=list)
+    anomaly: Flag = False
+    retains: tuple[str, Count] | None = None
     denormals: dict[str, tuple[Figure, Figure]] = field(default_factory=dict)
 
 

@@ -117,7 +117,9 @@ class Loop:
         plan = CapturePlan(log.kernels_every, log.kernels_steps, trace, graphs)
         module = None if graphs or compiles else stepper.model
         self.captures = CaptureSchedule(self.reporter, plan, stepper.settled, module)
-        self.functions = FunctionProfiles(self.reporter, log.profile_every_s, stepper.settled, stepper.count)
+        self.functions = FunctionProfiles(
+            self.reporter, log.profile_every_s, stepper.settled, stepper.count, stepper.close_looks()
+        )
         self._holders = Holders(Looks(torch), own)
         self.functions.collect(
             Collecting(
