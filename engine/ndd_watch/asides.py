@@ -57,6 +57,8 @@ class Asides:
             return
         if phase == EVALUATE and self.collecting is not None:
             self.collecting.goes_on(t)
+            if t < self.collecting.until:
+                return
         known = self._lengths.get(phase)
         after = LATE_NS if known is None else known - MOST_NS
         if t > self._due[phase] and t - self._since >= after and self._begin():

@@ -15,6 +15,8 @@ from .holders import LEAST_LENGTH, Holders
 EACH_NS, GROWN = 250_000_000, 24 << 20
 # Batches from the first look to the second, and evaluations that are looked at in vain.
 APART, ATTEMPTS = 4, 3
+# How long a profile waits for the second look, which it would slow down.
+PATIENCE_NS = 5 * 10**9
 # The first look remembers no shorter lists.
 LEAST_BATCHES = LEAST_LENGTH + 1
 
@@ -39,10 +41,13 @@ class Collecting:
         # Of the first look: what looks, the memory then, and the batch from which on the second one comes.
         self._looking: Holders | None = None
         self._before = self._apart_from = 0
+        # A profile of the evaluation waits for the second look until then.
+        self.until = 0
 
     def begins(self) -> None:
         """An evaluation begins."""
         self._batches, self._due, self._base, self._looking = 0, now() + EACH_NS, None, None
+        self.until = 0
 
     def goes_on(self, t: int) -> None:
         """One of its batches is over, at t."""
@@ -67,7 +72,7 @@ class Collecting:
         self._left -= 1
         self._looking = self._holders()
         self._looking.look(self._batches, sys._getframe())
-        self._apart_from = self._batches + APART
+        self._apart_from, self.until = self._batches + APART, now() + PATIENCE_NS
         self._before = self._used() or 0
 
     def _second(self) -> None:
@@ -75,7 +80,7 @@ class Collecting:
         if looking is None or used is None:
             return
         found = looking.look(self._batches, sys._getframe())
-        self._looking = None
+        self._looking, self.until = None, 0
         if found is None or not found["steps"]:
             return
         if found["holders"]:

@@ -142,7 +142,8 @@ def test_a_function_that_explains_a_rise_at_one_moment_is_named_sooner() -> None
     assert slowing(late) is None
     found = slowing(late, (3, profile(200, 1.0)), (170, profile(8550, 29.0)))
     assert found is not None and found.confidence == "certain" and "since about step" in found.title
-    assert "where remember takes longer" in found.title
+    assert "where remember takes longer" in found.title and "and longer" not in found.title
+    assert "from this step on" in found.changes[0].text
 
 
 def test_each_phase_that_grows_is_told_with_its_interval() -> None:

@@ -121,17 +121,17 @@ def function(view: View, begin_ns: float, now_ns: float, at_once: bool) -> Grown
         (one for one in calls if innermost is None or (one[2][0], one[2][2]) == (innermost[2], innermost[4])),
         default=None, key=lambda one: one[0],
     )  # fmt: skip
-    longer = "longer" if at_once else "longer and longer"
+    longer, usual = ("longer", _AT_ONCE) if at_once else ("longer and longer", _USUAL)
     if innermost is not None:
         now, before, file, line, name = innermost
         title, where = f"where {printable(name)} takes {longer}", place(file, line, name)
-        subject, advice = where, _USUAL
+        subject, advice = where, usual
     elif call is None:
         return None
     if call is not None:
         _, _, (file, line, name, made, *_) = call
         at, what = place(file, line, name), printable(made)
-        advice = next((text for names, text in _CALLS if made.rpartition(".")[2] in names), _USUAL)
+        advice = next((text for names, text in _CALLS if made.rpartition(".")[2] in names), usual)
         if innermost is None:
             now, before, where = call[0], call[1], at
             title, subject = f"where {what} takes {longer}", f"{what}, called at {at},"
@@ -153,6 +153,7 @@ def function(view: View, begin_ns: float, now_ns: float, at_once: bool) -> Grown
 _MOVED = {"read:": "reads", "written:": "writes"}
 _FILES = "append what is new to the file, and do not write or read all of it again in each step"
 _USUAL = "let it do as much work in each step: keep running sums or a deque with maxlen, and join lists once at the end"
+_AT_ONCE = "find what it does more of from this step on, or what it waits for"
 _JOIN = "join once, after the loop: each time, all that was there before is copied"
 # What is called, and what to do where it takes longer and longer.
 _CALLS = (
