@@ -85,7 +85,8 @@ class Collecting:
             return
         if found["holders"]:
             self._left = 0
-        self._put({**found, "inside": "evaluate", "grown_bytes": max(used - self._before, 0)})
+        grown, gradients = max(used - self._before, 0), bool(sys.modules["torch"].is_grad_enabled())
+        self._put({**found, "inside": "evaluate", "grown_bytes": grown, "gradients": gradients})
 
     def ends(self) -> None:
         """It ends."""

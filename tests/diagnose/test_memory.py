@@ -178,6 +178,14 @@ def test_what_an_evaluation_collects_in_is_named(
         assert "grew by 8.0 MiB with each batch" in told and "1 more each batch" in told
 
 
+@pytest.mark.parametrize("gradients", [True, False])
+def test_an_evaluation_that_keeps_graphs_outside_of_containers(gradients: bool) -> None:
+    look = replace(looked(None, steps=20), inside="evaluate", grown_bytes=160 * MB, gradients=gradients)
+    found = Planted(host=cores(1.9, 1.9), after={6: [look, *evaluating(1300)]}).verdict()
+    assert found.title.endswith(", with autograd on") is gradients
+    assert found.changes[0].text.startswith("evaluate under torch.no_grad()") is gradients
+
+
 def test_a_look_within_an_evaluation_says_nothing_of_training() -> None:
     look = replace(looked(HISTORY), inside="evaluate", grown_bytes=160 * MB)
     found = run(GROWS, look).verdict()

@@ -17,6 +17,7 @@ from ndd_watch.clock import CHECKPOINT, EVALUATE
 from ndd_watch.collecting import APART, EACH_NS, GROWN, Collecting
 from ndd_watch.holders import Holders
 from ndd_watch.looks import Looks
+from ndd_watch.process import in_use
 
 
 class Evaluations:
@@ -70,7 +71,7 @@ def test_the_list_that_an_evaluation_collects_in_is_named(runs: Evaluations) -> 
     (found,) = runs.put
     held = found["holders"][0]
     assert (held["kind"], held["name"], held["owner"]) == ("local", "outputs", "evaluate")
-    assert held["graphs"] and found["inside"] == "evaluate" and found["steps"] >= APART
+    assert held["graphs"] and found["gradients"] and found["inside"] == "evaluate" and found["steps"] >= APART
     assert found["grown_bytes"] >= GROWN
     # It is known now.
     looks = runs.apart
@@ -102,6 +103,12 @@ def test_looks_in_vain_end(runs: Evaluations) -> None:
     for _ in range(8):
         evaluate(runs, GROWN // 2, keep=False)
     assert runs.apart <= 2 * collecting.ATTEMPTS
+
+
+def test_memory_of_a_gpu_is_what_its_allocator_has_given_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: {"allocated_bytes.all.current": 7})
+    assert in_use(torch.device("cuda", 0)) == 7
+    assert in_use(torch.device("cpu")) != 7 and in_use(None) != 7
 
 
 def test_a_function_that_calls_the_method_eval_may_be_looked_at() -> None:

@@ -425,9 +425,15 @@ def evaluation_memory(view: View) -> Finding | None:
     draft = _aside_memory(view, "evaluate", "evaluation-memory", "evaluating", "an evaluation")
     if draft is None:
         return None
-    held = _collected(snapshot)
+    held, looked = _collected(snapshot), snapshot.collected
+    recorded = held is None and looked is not None and looked.gradients
+    if recorded:
+        draft.titled(", with autograd on")
+        draft.saw(
+            "within it, torch.is_grad_enabled() is true: each loss and output has its graph",
+            "a look at the process",
+        )
     if held is not None:
-        looked = snapshot.collected
         assert looked is not None
         draft.titled(f", held by {_named(held)}")
         grown = (looked.grown_bytes or 0) / looked.steps
@@ -436,7 +442,7 @@ def evaluation_memory(view: View) -> Finding | None:
         )
         _tell(draft, looked, held)
     line = None if held is None or held.at is None else printable(f"{PurePath(held.at[0]).name}:{held.at[1]}")
-    if held is not None and held.graphs:
+    if recorded or (held is not None and held.graphs):
         text = "evaluate under torch.no_grad(): what is kept has its autograd graph, with the activations of its batch"
     elif "evaluate" in obeyed(snapshot.run):  # Hugging Face's Trainer
         text = (
