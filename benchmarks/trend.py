@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from ndd_engine.diagnose.pace_rules import CLEAR, slowdown
+from ndd_engine.diagnose.pace_rules import CLEAR, slowdown, unexplained
 from ndd_engine.record.events import WindowEvent
 from ndd_engine.record.pace import Pace
 
@@ -31,6 +31,13 @@ TURN_S, PIECE = 0.25, (8, 30)
 AWAY, VISIT, SLOWER = 60.0, 25.0, 0.5
 NAMED, FALSE = 0.95, 0.01
 STEPS = 50  # of a window
+PHASES = {
+    "data_wait": 0.05,
+    "forward": 0.3,
+    "backward": 0.5,
+    "optimizer": 0.1,
+    "other": 0.05,
+}  # shares of a step
 
 
 def measure(options: Options) -> list[Table]:
@@ -96,9 +103,10 @@ def _named(chance: random.Random, times: list[float], windows: int, rate: float,
     for _ in range(count):
         pace = Pace()
         for index, ns in enumerate(series(chance, times, windows, rate)):
-            pace.add(_window(index, round(ns)))
+            pace.add(_window(index, round(ns)), index + 1.0)
         found = slowdown(pace.view())
-        named += found is not None and found.bounds is CLEAR
+        at_once = found is not None and found.since is not None and unexplained(found, None)
+        named += found is not None and (found.bounds is CLEAR or at_once)
     return named
 
 
@@ -126,7 +134,8 @@ def series(chance: random.Random, times: list[float], windows: int, rate: float)
 
 def _window(index: int, ns: int) -> WindowEvent:
     step = STEPS * (index + 1)
-    return WindowEvent(step, 0, step, STEPS, STEPS, 0, 0, ns * STEPS, ns, ns, ns, {})
+    phases = {name: {"host_ns": round(share * ns * STEPS)} for name, share in PHASES.items()}
+    return WindowEvent(step, 0, step, STEPS, STEPS, 0, 0, ns * STEPS, ns, ns, ns, phases)
 
 
 def _median(values: list[float]) -> float:

@@ -37,6 +37,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     sizes       counts what may grow, in such a step
     tables      finds embeddings whose gradients have values for rows that nothing reads, in such a step
     denormals   finds denormal numbers, and whether the processor is slow with them
+    collecting  looks at what an evaluation keeps whose memory grows
     holders     which containers and tensors grow, and who refers to them, on request
     origin      finds the first thing that is not finite in a step
     timed_calls the profiler of one thread from Python 3.12 on

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, Callable
 
 from .clock import CHECKPOINT, EVALUATE, NAMES, now
+from .collecting import Collecting
 
 # An evaluation of unknown length is profiled from this time on, and an evaluation for no longer than this.
 LATE_NS, MOST_NS = 2 * 10**9, 10 * 10**9
@@ -35,11 +36,15 @@ class Asides:
         self._lengths: dict[int, int] = {}
         self._due: dict[int, int] = {EVALUATE: 0, CHECKPOINT: 0}
         self._found: dict[str, Any] = {}
+        # Looks at what an evaluation keeps; None where nobody looks.
+        self.collecting: Collecting | None = None
 
     def begins(self, phase: int) -> None:
         """An evaluation or a checkpoint begins."""
         if self._open is None:
             self._open, self._since = phase, now()
+            if self.collecting is not None:
+                self.collecting.begins()
             self.goes_on()
 
     def goes_on(self) -> None:
@@ -50,6 +55,10 @@ class Asides:
         if self._profiled:
             self.overdue()
             return
+        if phase == EVALUATE and self.collecting is not None:
+            self.collecting.goes_on(t)
+            if t < self.collecting.until:
+                return
         known = self._lengths.get(phase)
         after = LATE_NS if known is None else known - MOST_NS
         if t > self._due[phase] and t - self._since >= after and self._begin():
@@ -67,6 +76,8 @@ class Asides:
                 self._take(phase)
             self._lengths[phase] = now() - self._since
             self._open = None
+            if self.collecting is not None:
+                self.collecting.ends()
 
     def settle(self, are_steps: bool) -> None:
         """Record the profile, unless what looked like evaluations turned out to be parts of steps."""

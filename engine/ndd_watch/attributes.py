@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+from dis import get_instructions
 from inspect import CO_OPTIMIZED
 from typing import Any, Callable
 
@@ -29,6 +30,7 @@ RANDOM = frozenset({
 MOST_LOOKS = 64
 # What a function calls to get its own variables.
 _SEEN_BY_ITSELF = frozenset({"locals", "vars", "eval", "exec"})
+_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
 # What functions call to draw random numbers, and what those call that draw the same ones whenever an item is read.
 DRAWS = frozenset({
     "random", "uniform", "randint", "randrange", "choice", "gauss", "shuffle", "normal", "rand", "randn", "randperm",
@@ -86,7 +88,7 @@ def variables(frame: Any) -> dict[str, Any]:
     which would keep them alive. It is emptied, unless somebody else has it.
     """
     old = sys.version_info < (3, 13)
-    if old and (sys.gettrace() is not None or not _SEEN_BY_ITSELF.isdisjoint(frame.f_code.co_names)):
+    if old and (sys.gettrace() is not None or _sees_itself(frame.f_code)):
         return {}
     names = frame.f_locals
     found = dict(names)
@@ -94,6 +96,13 @@ def variables(frame: Any) -> dict[str, Any]:
     if old and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(names) <= 3:
         names.clear()
     return found
+
+
+def _sees_itself(code: Any) -> bool:
+    """Whether a function may ask for its own variables; `model.eval()` is only an attribute of that name."""
+    if _SEEN_BY_ITSELF.isdisjoint(code.co_names):
+        return False
+    return any(one.opname in _LOADS and one.argval in _SEEN_BY_ITSELF for one in get_instructions(code))
 
 
 def function_of(code: Any, names: dict[str, Any]) -> Any:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from array import array
+from typing import Callable
 
 from .device import DeviceClock
 from .mapped import (
@@ -108,6 +109,17 @@ def leave_out_rest() -> None:
     enter(S[CURRENT])
     S[BEGUN] += row[OTHER]
     row[OTHER] = 0
+
+
+def leave_out(work: Callable[[], None]) -> None:
+    """Have no window contain the time of this work of ours."""
+    enter(S[CURRENT])
+    begin = S[LAST]
+    try:
+        work()
+    finally:
+        S[LAST] = now()
+        S[BEGUN] += S[LAST] - begin
 
 
 def clear() -> None:

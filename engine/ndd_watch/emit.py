@@ -133,7 +133,7 @@ class Emitter:
         """Have the console look for the line of a fact in a file, which has the training loop.
 
         "keeps": graphs of earlier steps are kept; "carries": one is carried to the next step; "hooks", "handlers",
-        "parameters": many of them are added.
+        "parameters": many of them are added; "state": that of an optimizer has grown.
         """
         if fact not in self._config["script"]:
             self.script(**{fact: [file, 0]})

@@ -11,6 +11,7 @@ from .allocations import Allocations
 from .asides import Asides
 from .captures import Captures
 from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, S, memory
+from .collecting import Collecting
 from .compilers import WithoutCompiler, skip_ours
 from .copies import Copies
 from .device import DeviceValues
@@ -28,6 +29,7 @@ from .modules import Modules
 from .origin import Origin
 from .outside import Outside
 from .own import own
+from .process import in_use
 from .profiler import StepProfiler
 from .requests import Requests
 from .sizes import Sizes
@@ -90,6 +92,8 @@ class Observer:
         self._memory_due = 0
         # Losses in a row on another GPU than the one that is timed.
         self._moved = 0
+        # Entries of the state of an optimizer in the first profiled step.
+        self._first_state = 0
         # The steps before what is recorded now, where that is not the present one.
         self._done: int | None = None
         # What the current step is observed for: "", "learn", "profile", "retained", "capture" or "origin"; the steps
@@ -113,6 +117,12 @@ class Observer:
         steps.study, steps.give_up, steps.window = self.study, self.give_up, self._window
         steps.lost = self.lost
         steps.asides = self._asides if PROFILE_NS else None
+        self._asides.collecting = Collecting(
+            lambda: Holders(self.looks, own),
+            lambda: in_use(steps.device),
+            self._put_collected,
+            clock.leave_out,
+        )
         steps.finite.suspicious = self._suspicious
         steps.looked = self.profiler.leave_out
         self.requests = Requests(steps, self._capture, self._look, self.wishes)
@@ -496,6 +506,10 @@ class Observer:
             for kind in ("hooks", "handlers", "parameters"):
                 if sizes.most(kind) > MANY:
                     self.emitter.look_in(kind, file)
+            state = sizes.most("state")
+            self._first_state = self._first_state or state
+            if state > 2 * self._first_state:
+                self.emitter.look_in("state", file)
         found = tables.found(self.steps.optimizers())
         return {"sizes": sizes.counts(), "tables": found, "denormals": sizes.denormals}
 
@@ -510,6 +524,9 @@ class Observer:
 
     def _put_aside(self, found: dict[str, Any]) -> None:
         self.emitter.put("functions", step=self.emitter.step, **found)
+
+    def _put_collected(self, found: dict[str, Any]) -> None:
+        self.emitter.put("holders", **{**found, "step": self.emitter.step})
 
     def forked(self) -> None:
         """In a child process: most likely a worker of a loader. It is observed anew if it trains."""

@@ -67,6 +67,22 @@ def resident() -> int | None:
     return None
 
 
+def in_use(device: Any) -> int | None:
+    """Bytes that this process uses of a GPU, or of the host for any other device; None if that is not known."""
+    if device is not None and device.type == "cuda":
+        with Dropped():
+            return int(sys.modules["torch"].cuda.memory_stats(device).get("allocated_bytes.all.current", 0))
+    return resident()
+
+
+def moved() -> tuple[int, int] | None:
+    """Bytes that this process has read and written so far, through files and pipes; None if that is not known."""
+    with Dropped(OSError, ValueError, IndexError):
+        read, written = (int(line.split()[1]) for line in _text("/proc/self/io").splitlines()[:2])
+        return read, written
+    return None
+
+
 def allocator(device: Any) -> dict[str, Any]:
     """The fields of the record's memory event: counters of torch's allocator of a GPU. None of them is reset.
 

@@ -6,26 +6,32 @@ It looks in steps that are profiled, and only at objects of exactly known types,
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict, defaultdict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Iterable
 from typing import Any
 
-from .attributes import attributes, class_name
+from .attributes import attribute, attributes, class_name
 from .denormals import denormals
 from .looks import Looks, groups_of, key_of
+from .process import moved
 
 # Modules of a model that are looked at, and names that are told, those with the highest counts.
 MOST_MODULES, MOST_TOLD = 4096, 12
+# Bytes that are told: reading what was moved takes some as well.
+LEAST_MOVED = 4096
 _OF_MODULES = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _DICTS = (dict, OrderedDict, defaultdict)
 
 
 class Sizes:
-    """Counts by kind and name: "hooks:block.3", "parameters:SGD", "handlers:root", "graph:" (steps back)."""
+    """Counts by kind and name: "hooks:block.3", "parameters:SGD", "state:SGD", "handlers:root", "graph:" (steps back).
+
+    "read:" and "written:" are the bytes that the process has moved through files and pipes since this was made.
+    """
 
     def __init__(self, looks: Looks) -> None:
-        self._looks = looks
+        self._looks, self._moved = looks, moved()
         self._counts: dict[str, int] = {}
         self._seen: set[int] = set()
         # See `denormals`.
@@ -57,12 +63,13 @@ class Sizes:
             left += [(f"{path}.{own}".lstrip("."), child) for own, child in children if child is not None]
 
     def optimizers(self, optimizers: Iterable[Any]) -> None:
-        """Count the parameters of optimizers, each as often as it is in one, and their denormal numbers."""
+        """Count the parameters of optimizers, each as often as it is in one, their state and their denormal numbers."""
         found = list(optimizers)
         self.denormals = denormals(self._looks, found)
         for one in found:
             count = sum(len(group["params"]) for group in groups_of(one))
             self._count("parameters", class_name(type(one)), count)
+            self._count("state", class_name(type(one)), _entries(attribute(one, "state")))
 
     def handlers(self) -> None:
         """Count the handlers of loggers, each of which writes every message."""
@@ -85,8 +92,15 @@ class Sizes:
 
     def counts(self) -> dict[str, int]:
         """The highest counts."""
-        most = sorted(self._counts.items(), key=lambda item: -item[1])
-        return dict(most[:MOST_TOLD])
+        most = sorted(self._counts.items(), key=lambda item: -item[1])[:MOST_TOLD]
+        before, now = self._moved, moved()
+        if before is not None and now is not None:
+            most += [
+                (name, b - a)
+                for name, a, b in zip(("read:", "written:"), before, now)
+                if b - a >= LEAST_MOVED
+            ]
+        return dict(most)
 
     def _add(self, kind: str, name: str, held: Any) -> None:
         if type(held) in _DICTS:
@@ -96,6 +110,19 @@ class Sizes:
         if count:
             key = f"{kind}:{name}"
             self._counts[key] = self._counts.get(key, 0) + count
+
+
+def _entries(state: Any) -> int:
+    """The entries of an optimizer's state, with those of lists in it, such as a history of gradients."""
+    if not issubclass(type(state), dict):
+        return 0
+    count: int = dict.__len__(state)
+    for values in list(dict.values(state)):
+        if type(values) is dict:
+            count += len(values) + sum(
+                len(one) for one in list(values.values()) if type(one) in (list, deque)
+            )
+    return count
 
 
 def _items(held: Any) -> list[tuple[Any, Any]]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from gpu_cases import GPU
 from pairs import MB, Pair, capture, gpu, memory, own
 from planted_runs import (
+    GIB,
     Planted,
     alone,
     beside,
@@ -64,6 +65,18 @@ def hooked(first: int, newest: int) -> dict[int, tuple[Event, ...]]:
         index: (replace(profiled(), step=20 * (index + 1), sizes={"hooks:block.3": count}),)
         for index, count in ((1, first), (9, newest))
     }
+
+
+def reserved(each: float, until: int = 12, in_use: bool = False) -> dict[int, tuple[Event, ...]]:
+    """After each window up to `until`, so many GiB more are reserved. in_use: so many are in use as well."""
+    found: dict[int, tuple[Event, ...]] = {}
+    for window in range(12):
+        more = int(min(window, until) * each * GIB)
+        used = (6 * GIB + more, 7 * GIB + more) if in_use else (6 * GIB, 7 * GIB)
+        found[window] = (
+            memory(allocated_bytes=used[0], peak_allocated_bytes=used[1], reserved_bytes=8 * GIB + more),
+        )
+    return found
 
 
 PROCESSES = [
@@ -426,6 +439,28 @@ MODEL = [
     ),
 ]  # fmt: skip
 
+TABLES = replace(profiled(), tables=[("Net.table", "Embedding", 100_000, 64, 512, 0.9, "AdamW")])
+NEEDLESS = [
+    Pair(
+        "dense-embedding",
+        own(phases=healthy(optimizer=12.0), functions=TABLES),
+        # The optimizer takes as long, and not for a table.
+        own(phases=healthy(optimizer=12.0), functions=profiled()),
+    ),
+    Pair(
+        "dense-embedding",
+        own(phases=healthy(backward=40.0), functions=TABLES),
+        own(functions=TABLES),
+        name="backward",
+    ),
+    Pair(
+        "retain-graph",
+        own(functions=replace(profiled(), retains=("step.py", 9))),
+        own(functions=profiled()),
+    ),
+    Pair("anomaly", own(functions=replace(profiled(), anomaly=True)), own(functions=profiled())),
+]
+
 HAZARDS = [
     Pair(
         "not-finite",
@@ -461,6 +496,8 @@ HAZARDS = [
         Planted(host=cores(1.9, 1.9), after=of_workers([(100 + min(50 * n, 200), 600) for n in range(12)])),
         name="keeps",
     ),
+    Pair("fragmentation", gpu(after=reserved(0.4)), gpu(after=reserved(0.4, until=4))),
+    Pair("fragmentation", gpu(after=reserved(0.4)), gpu(after=reserved(0.4, in_use=True)), name="in-use"),
     Pair(
         "near-limit",
         Planted(host=cores(1.9, 1.9, memory_available_bytes=100 * MB), sets=["loader.cache=true"]),
@@ -485,4 +522,4 @@ ASIDES = [
     for cause, aside in (("evaluation-memory", evaluating), ("checkpoint-memory", saving))
 ]
 
-PAIRS = [*LOADER, *PROCESSOR, *STEP, *MODEL, *GPU, *HAZARDS, *PROCESSES, *ASIDES]
+PAIRS = [*LOADER, *PROCESSOR, *STEP, *MODEL, *NEEDLESS, *GPU, *HAZARDS, *PROCESSES, *ASIDES]

@@ -70,6 +70,7 @@ def test_without_a_signal_nothing_breaks_and_nothing_new_is_said(pair: Pair) -> 
 
 # Without the signal that distinguishes two explanations of a symptom, the other one is reported.
 SECOND = {
+    "dense-embedding": ("optimizer",),
     "slow-storage": ("on-the-fly",),
     "many-workers": ("few-workers", "on-the-fly"),
     "on-the-fly": ("few-workers",),

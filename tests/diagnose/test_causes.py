@@ -12,9 +12,8 @@ from ndd_engine.diagnose import CAUSES
 # Findings about settings and about the run as a whole; they have tests of their own.
 # Of scripts: see test_script.py; of several ranks: see test_rank_findings.py.
 ELSEWHERE = {
-    "too-short", "healthy", "no-effect", "slow-function", "anomaly", "gpu-unseen", "straggler", "exchange", "skew",
-    "iterator-restart", "repeated-items", "dense-embedding", "data-parallel",
-    "retain-graph",
+    "too-short", "healthy", "no-effect", "slow-function", "gpu-unseen", "straggler", "exchange", "skew",
+    "iterator-restart", "repeated-items", "data-parallel",
 }  # fmt: skip
 
 

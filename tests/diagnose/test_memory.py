@@ -144,6 +144,55 @@ def test_an_evaluation_is_compared_with_training() -> None:
     assert "at most 400 MiB in training" in found.evidence[0].text
 
 
+@pytest.mark.parametrize(
+    ("changes", "grown", "title", "advice"),
+    [
+        ({}, 160 * MB, ", held by list `outputs` in `evaluate`", "instead of keeping all outputs"),
+        (
+            {"graphs": True, "bytes": 1000},
+            160 * MB,
+            ", held by list `outputs` in `evaluate`",
+            "torch.no_grad(): what",
+        ),
+        (
+            {"kind": "attribute", "owner": "Metric"},
+            160 * MB,
+            ", held by list `Metric.outputs`",
+            "all outputs",
+        ),
+        ({"bytes": 10 * MB}, 160 * MB, "", "instead of keeping all outputs"),  # something else holds it
+    ],
+)
+def test_what_an_evaluation_collects_in_is_named(
+    changes: dict[str, Any], grown: int, title: str, advice: str
+) -> None:
+    usual = {"name": "outputs", "owner": "evaluate", "bytes": 80 * MB, "length": 60, "grown": 20}
+    held = replace(HISTORY, **{**usual, **changes})
+    look = replace(looked(held, steps=20), inside="evaluate", grown_bytes=grown)
+    found = Planted(host=cores(1.9, 1.9), after={6: [look, *evaluating(1300)]}).verdict()
+    assert found.title == f"evaluating takes up to 900 MiB more memory than training{title}"
+    assert advice in found.changes[0].text
+    if title:
+        told = " ".join(item.text for item in found.evidence)
+        assert found.changes[0].where == "train.py:31"
+        assert "grew by 8.0 MiB with each batch" in told and "1 more each batch" in told
+
+
+@pytest.mark.parametrize("gradients", [True, False])
+def test_an_evaluation_that_keeps_graphs_outside_of_containers(gradients: bool) -> None:
+    look = replace(looked(None, steps=20), inside="evaluate", grown_bytes=160 * MB, gradients=gradients)
+    found = Planted(host=cores(1.9, 1.9), after={6: [look, *evaluating(1300)]}).verdict()
+    assert found.title.endswith(", with autograd on") is gradients
+    assert found.changes[0].text.startswith("evaluate under torch.no_grad()") is gradients
+
+
+def test_a_look_within_an_evaluation_says_nothing_of_training() -> None:
+    look = replace(looked(HISTORY), inside="evaluate", grown_bytes=160 * MB)
+    found = run(GROWS, look).verdict()
+    assert found.cause == "leak" and "held by" not in found.title
+    assert "evaluation-memory" not in run([400 * MB] * 12, look).causes()
+
+
 def test_the_peak_of_an_evaluation_may_become_known_after_it() -> None:
     late = cores(1.9, 1.9, rss_peak_bytes=2 * GIB)
     run_ = Planted(host=late, after={6: evaluating(400)})

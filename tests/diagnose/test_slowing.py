@@ -5,19 +5,21 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from planted_runs import Planted, cores
 
 from ndd_engine.diagnose import Finding, diagnose
-from ndd_engine.diagnose.trends import line_through
-from ndd_engine.record.events import FunctionsEvent, StacksEvent
+from ndd_engine.diagnose.trends import line_through, shift
+from ndd_engine.record.events import FunctionsEvent, SampleEvent, StacksEvent
 from ndd_engine.record.pace import MOST_POINTS
 from ndd_engine.record.state import RunState
 from tests import records
 
 MS = 1_000_000
 WINDOWS = 180
+SHARES = {"forward": 0.3, "backward": 0.6, "optimizer": 0.1}
 
 
 def slowing(
@@ -80,15 +82,85 @@ def another_program(index: int) -> float:
     [
         lambda index: 10,
         lambda index: 10 + 20 / (1 + index),  # it warms up
-        lambda index: 10 if index < 90 else 14,  # at one moment
+        lambda index: 10 if index < 150 else 14,  # for half a minute
+        lambda index: 10 if index < 90 else 11.5,  # by little
         lambda index: 10 + min(index, 20) / 5,  # it levels off
         lambda index: 10 + 6 * (index % 30 == 29),  # an evaluation
         another_program,
     ],
-    ids=["flat", "warm-up", "moment", "level", "evaluation", "another program"],
+    ids=["flat", "warm-up", "moment", "little", "level", "evaluation", "another program"],
 )
 def test_what_only_looks_like_it_is_not_named(step_ms: Callable[[int], float]) -> None:
     assert slowing(step_ms) is None
+
+
+def at_once(index: int) -> float:
+    """From 10 to 14 ms, 1 min 40 s after the start."""
+    return 10 if index < 100 else 14
+
+
+def test_a_rise_at_one_moment_is_told_with_its_moment_and_its_phase() -> None:
+    found = slowing(at_once)
+    assert found is not None and found.confidence == "possible"
+    assert "10 ms to 14" in found.title and "all of it in forward" in found.title
+    since = int(found.title.partition("about step ")[2].partition(", ")[0].replace(",", ""))
+    assert 4800 <= since <= 5300 and " 1 min 4" in found.title
+    assert any("one moment fits better" in item.text for item in found.evidence)
+    assert "from this step on" in found.changes[0].text
+    # Steadily slower: no such moment.
+    steady = slowing(steadily)
+    assert steady is not None and "since about" not in steady.title
+
+
+def test_a_rise_at_one_moment_in_all_phases_is_that_of_another_program() -> None:
+    def run(host: dict[str, Any] | None, minutes: int) -> list[str]:
+        state = RunState()
+        for t, event in Planted(windows=0).events():
+            state.fold(t, event)
+        for index in range(60 * minutes):
+            ms = 10 if index < 20 * minutes else 14
+            phases = {
+                name: records.phase(round(part * ms * MS * 50), steps=50) for name, part in SHARES.items()
+            }
+            state.fold(float(index), records.window(50 * (index + 1), 50, ms * MS * 50, phases=phases))
+            if host is not None:
+                state.fold(float(index), SampleEvent(None, host))
+        return [one.cause for one in diagnose(state.snapshot())]
+
+    alone = cores(1.0, 1.0)
+    assert "slowing" not in run(None, 9)  # other programs are not known
+    assert "slowing" not in run(alone, 3)
+    assert "slowing" in run(alone, 9)
+    busy = cores(2.0, 1.0, neighbours=[{"pid": 7, "name": "stress", "cores": 0.9}])
+    assert "slowing" not in run(busy, 9)
+
+
+def test_a_function_that_explains_a_rise_at_one_moment_is_named_sooner() -> None:
+    def late(index: int) -> float:
+        return 10 if index < 140 else 40
+
+    assert slowing(late) is None
+    found = slowing(late, (3, profile(200, 1.0)), (170, profile(8550, 29.0)))
+    assert found is not None and found.confidence == "certain" and "since about step" in found.title
+    assert "where remember takes longer" in found.title and "and longer" not in found.title
+    assert "from this step on" in found.changes[0].text
+
+
+def test_each_phase_that_grows_is_told_with_its_interval() -> None:
+    run = Planted(grows={"forward": 1.0, "optimizer": 0.3}, windows=24, host=cores(1.0, 1.0))
+    (told,) = [item.text for item in run.named("slowing").evidence if "beyond the noise" in item.text]
+    assert "forward by 2" in told and "optimizer by " in told and "backward" not in told
+
+
+@pytest.mark.parametrize("by", [-3.0, 0.0, 2.0])
+def test_the_interval_of_a_rise_has_its_true_value(by: float) -> None:
+    chance, inside = random.Random(0), 0
+    for _ in range(100):
+        before, after = ([chance.gauss(level, 3) for _ in range(8)] for level in (0, by))
+        middle, low, high = shift(before, after)
+        assert low <= middle <= high
+        inside += low <= by <= high
+    assert inside >= 90
 
 
 def test_larger_batches_take_longer_and_are_no_finding() -> None:
@@ -122,6 +194,7 @@ def test_the_innermost_function_that_grew_is_named_with_its_times() -> None:
         ("hooks:block.3", "hooks of block.3 grow from 2 to 900", "register hooks once"),
         ("parameters:SGD", "parameters in SGD grow from 2 to 900", "add_param_group once"),
         ("handlers:train", "handlers of the logger train grow from 2 to 900", "add a handler once"),
+        ("state:Mine", "entries of the state of Mine grow from 2 to 900", "optimizer.state.pop"),
     ],
 )
 def test_what_piles_up_is_counted(key: str, text: str, advice: str) -> None:
@@ -132,6 +205,54 @@ def test_what_piles_up_is_counted(key: str, text: str, advice: str) -> None:
     steps = (3, profile(200, 1.0, {key: 900})), (170, profile(8550, 1.0, {key: 901}))
     found = slowing(steadily, *steps)
     assert found is not None and "grow from" not in found.title
+
+
+@pytest.mark.parametrize(("before", "now"), [(0, 900), (100, 300), (2, 700)])
+def test_state_that_layers_add_when_they_begin_to_train_is_no_cause(before: int, now: int) -> None:
+    steps = (3, profile(200, 1.0, {"state:Adam": before})), (170, profile(8550, 1.0, {"state:Adam": now}))
+    found = slowing(steadily, *steps)
+    assert found is not None and "state of Adam" not in found.title
+
+
+def called(step: int, function: str, ms: float, where: str = "remember", **moved: int) -> FunctionsEvent:
+    """A step in which a line of `remember`, or of the loop itself, calls this."""
+    name, line = (where, 13) if where else ("<module>", 40)
+    row = ("/home/me/train.py", line, name, function, "", 1, round(ms * MS), "forward")
+    found = profile(step, ms, {f"{kind}:": size for kind, size in moved.items()})
+    return replace(found, calls=[row], functions=found.functions if where else [])
+
+
+@pytest.mark.parametrize(
+    ("function", "advice"),
+    [
+        ("dumps", "append what is new to the file"),
+        ("list.sort", "sort once after the loop"),
+        ("numpy.concatenate", "join once, after the loop"),
+        ("deepcopy", "copy only what is new"),
+        ("work", "keep running sums"),
+    ],
+)
+def test_what_a_function_calls_tells_why_it_takes_longer(function: str, advice: str) -> None:
+    found = slowing(steadily, (3, called(200, function, 1.0)), (170, called(8550, function, 29.0)))
+    assert found is not None and f"remember takes longer and longer, in {function}" in found.title
+    assert advice in found.changes[0].text and found.changes[0].where == "train.py:13 in remember"
+    # Of a loop that is in no function, only what it calls is known.
+    found = slowing(steadily, (3, called(200, function, 1.0, "")), (170, called(8550, function, 29.0, "")))
+    assert found is not None and f"where {function} takes longer and longer" in found.title
+    assert found.changes[0].where == "train.py:40 in <module>"
+
+
+def test_a_file_that_grows_is_told_with_what_a_step_reads_of_it() -> None:
+    def files(read: int) -> Finding:
+        first, newest = called(200, "max", 1.0, read=9000), called(8550, "max", 29.0, read=read, written=900)
+        found = slowing(steadily, (3, first), (170, newest))
+        assert found is not None
+        return found
+
+    grown = files(4 << 20)
+    assert "while a step reads 4.0 MiB instead of 9 KiB" in grown.title and "writes" not in grown.title
+    assert "append what is new" in grown.changes[0].text
+    assert "a step reads" not in files(12_000).title
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import sys
+from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
@@ -36,6 +39,30 @@ def test_parameters_of_an_optimizer_count_as_often_as_it_has_them() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
     assert counts(model, optimizer)["parameters:SGD"] == 3
+
+
+def test_the_state_of_an_optimizer_counts_with_its_lists() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    model(torch.zeros(1, 2)).sum().backward()
+    assert "state:SGD" not in counts(model, optimizer)
+    optimizer.step()
+    assert counts(model, optimizer)["state:SGD"] == 4  # two parameters with a buffer each
+    optimizer.state[model.weight]["old"] = [torch.zeros(1)] * 30
+    assert counts(model, optimizer)["state:SGD"] == 35
+    # What a step replaces leaves its state behind.
+    for _ in range(10):
+        optimizer.state[nn.Parameter(torch.zeros(1))] = {"momentum_buffer": None}
+    assert counts(model, optimizer)["state:SGD"] == 55
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts what a process reads and writes")
+def test_bytes_that_a_step_reads_and_writes_are_counted(tmp_path: Path) -> None:
+    sizes = Sizes(Looks(torch))
+    (tmp_path / "log.txt").write_bytes(b"x" * 100_000)
+    (tmp_path / "log.txt").read_bytes()
+    found = sizes.counts()
+    assert 100_000 <= found["written:"] < 200_000 and 100_000 <= found["read:"] < 200_000
 
 
 def test_handlers_of_a_logger() -> None:

@@ -123,6 +123,23 @@ def test_only_processes_that_train_have_a_record(
     assert bool(list((tmp_path / "records").iterdir())) == bool(steps)
 
 
+@pytest.mark.parametrize("words", [(), ("fixed",)])
+def test_what_an_evaluation_collects_is_found_while_it_runs(tmp_path: Path, words: tuple[str, ...]) -> None:
+    ran = run(tmp_path, "evaluates.py", *words)
+    assert ran.status == 0, ran.errors
+    looks = [look for look in ran.of("holders") if look["inside"] == "evaluate"]
+    if words:
+        assert not looks
+        return
+    (look,) = looks
+    held = look["holders"][0]
+    assert (held["kind"], held["name"], held["owner"]) == ("local", "outputs", "evaluate")
+    assert held["bytes"] >= 0.5 * look["grown_bytes"] > 0
+    for window in ran.of("window"):
+        whole = [body["host_ns"] for name, body in window["phases"].items() if "/" not in name]
+        assert sum(whole) == window["wall_ns"]
+
+
 @pytest.mark.slow
 def test_steps_by_hand_are_counted_and_the_graph_that_they_carry_is_seen(tmp_path: Path) -> None:
     ran = run(tmp_path, "carries.py")

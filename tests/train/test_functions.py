@@ -13,6 +13,8 @@ from train_help import EVERY_STEP, Result, Trainer
 
 from ndd_engine.measure import functions
 from ndd_engine.record.events import FunctionsEvent
+from ndd_engine.train import loop
+from ndd_watch import collecting, holders
 from ndd_watch.profiler import ANOTHER, StepProfiler
 
 SLOW = """\
@@ -210,6 +212,46 @@ def test_an_evaluation_is_profiled_once_by_function(slow: Any) -> None:
     rows = {row[2]: row for row in found[0].functions}
     assert rows["tokenize"][0] == "slow_data.py" and rows["penalty"][5] > 0
     assert {"forward", "data_wait"} & {row[7] for row in found[0].calls}
+
+
+COLLECTS = """\
+class Metric:
+    def __init__(self):
+        self.outputs = []
+
+    def update(self, output, batch, loss):
+        self.outputs.append(output)
+
+    def result(self):
+        return {"loss": float(torch.cat(self.outputs).mean())}
+
+
+def factory("""
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_what_an_evaluation_keeps_is_named(
+    slow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keeps: bool
+) -> None:
+    used = iter(range(0, 10**12, collecting.GROWN))
+    monkeypatch.setattr(loop, "in_use", lambda _: next(used))
+    monkeypatch.setattr(collecting, "EACH_NS", 0)
+    monkeypatch.setattr(holders, "LOOK_NS", 10**10)
+    monkeypatch.setattr(holders, "NAME_NS", 10**10)
+    text = SLOW.replace("def factory(", COLLECTS, 1).replace(
+        '"loss": loss', '"loss": loss, "metric": Metric', 1
+    )
+    if not keeps:
+        text = text.replace("self.outputs.append(output)", "self.outputs = [output]")
+    (tmp_path / "slow_data.py").write_text(text.replace("torch.randn(400, 3)", "torch.randn(1600, 3)"))
+    sys.modules.pop("slow_data", None)
+    result = slow("evaluate.every_steps=4", "run.max_steps=4", "loader.workers=0", "log.profile_every_s=100")
+    collected = result.snapshot.collected
+    names = [(one.owner, one.name, one.at) for one in collected.holders] if collected is not None else []
+    line = 1 + next(
+        at for at, one in enumerate(text.splitlines()) if "self.outputs.append(output)" in one or not keeps
+    )
+    assert (("Metric", "outputs", (str(tmp_path / "slow_data.py"), line)) in names) == keeps, names
 
 
 PUBLISH = """\

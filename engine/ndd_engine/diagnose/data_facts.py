@@ -69,7 +69,7 @@ def here_too(view: View) -> str:
 
 def keep(view: View, loader: LoaderEvent) -> Change | None:
     """Cache encoded items; None if they cannot be cached or may not fit in memory."""
-    if loader.encoded is not None or loader.epochs_differ or view.get("loader.cache"):
+    if loader.encoded is not None or loader.epochs_differ or loader.stream or view.get("loader.cache"):
         return None
     if ready(loader) or view.get("loader.placement") == "device" or view.get("workload.augment"):
         return None
@@ -107,26 +107,45 @@ def more_workers(view: View, loader: LoaderEvent) -> Change | None:
 def tries(view: View) -> list[Change]:
     """What can be tried against a wait for data whose reason is not known; the first one helps most likely."""
     quick = view.workers > 0 and small_batches(view)
-    found = (
-        untold_gather(view), alone(view) if quick else None, *smoother(view), untold_cache(view),
-        None if quick else untold_workers(view),
-    )  # fmt: skip
-    known = [change for change in found if change is not None]
-    return known or ([alone(view)] if view.is_script and view.workers else [])
+    cache, workers = untold_cache(view), None if quick else untold_workers(view)
+    # Of a run of one's own, it is not known whether the items fit into memory.
+    last = (cache, workers) if view.is_script else (workers, cache)
+    found = (untold_gather(view), alone(view) if quick else None, *smoother(view), *last)
+    return [change for change in found if change is not None] or last_tries(view)
+
+
+def last_tries(view: View) -> list[Change]:
+    """What only a trial can tell, where nothing speaks for it: loading in another process, or in this one."""
+    if not has_loader(view):
+        return []
+    if view.workers:
+        return [alone(view)]
+    text = f"load with 1 worker{in_host_memory(view)}: it makes batches while the model computes, if a core is free"
+    return [Change(text, ("loader.workers=1", *off_device(view)), view.loader_place)]
+
+
+def has_loader(view: View) -> bool:
+    """Whether the batches come from a loader whose settings can be tried."""
+    return view.trace is None and view.whole("loader.workers") is not None
 
 
 def untold_gather(view: View) -> Change | None:
-    """Index the tensors of a script's TensorDataset in whole batches."""
-    if not view.is_script or view.get("loader.fetch") != "item":
+    """Index the tensors of a script's TensorDataset in whole batches, or the data of a run of one's own."""
+    if view.get("loader.fetch") != "item":
         return None
+    loader = view.snapshot.loader
+    if not view.is_script and loader is not None and loader.gather_ns is None:
+        return None  # it cannot be indexed so
     text = "take whole batches of the tensors by one index, instead of single items that are stacked again"
     sets = ("loader.fetch=auto", *(no_workers(view) if view.workers else ()))
     return Change(text + here_too(view), sets, view.loader_place)
 
 
 def alone(view: View) -> Change:
-    """Load a script's batches without workers."""
+    """Load without workers."""
     text = "load in the training process: sending a batch from a worker may take longer than making it"
+    if not cores_free(view):
+        text = "load in the training process: on busy cores, workers and the model slow each other down"
     return Change(text, no_workers(view), view.loader_place)
 
 
@@ -166,7 +185,9 @@ def untold_workers(view: View) -> Change | None:
 
 
 def untold_cache(view: View) -> Change | None:
-    """Try to read each item of a script once; None if it is known that they cannot be kept, or take long to read."""
+    """Try to read each item once; None if it is known that they cannot be kept, or take long to read."""
+    if not view.is_script:
+        return _cache_of_own(view)
     if not view.by_item or why_not_cached(view):
         return None
     totals = view.snapshot.totals
@@ -183,6 +204,18 @@ def untold_cache(view: View) -> Change | None:
     )
 
 
+def _cache_of_own(view: View) -> Change | None:
+    """The same of a run of one's own."""
+    if view.snapshot.loader is not None:
+        return keep(view, view.snapshot.loader)
+    if not has_loader(view) or view.get("loader.cache") or view.get("loader.placement") == "device":
+        return None
+    if view.get("workload.augment"):
+        return None
+    text = "encode each item once and cache it, if all fit into memory; a trial refuses it where items change"
+    return Change(text + here_too(view), ("loader.cache=true", *(no_workers(view) if view.workers else ())))
+
+
 def cache_bytes(view: View) -> float | None:
     """Bytes of all items of a script's dataset in memory; None if they are unknown."""
     items, batch, each = view.items, view.script.get("batch_bytes"), _items_of_batch(view)
@@ -192,7 +225,9 @@ def cache_bytes(view: View) -> float | None:
 
 
 def why_not_cached(view: View) -> str:
-    """Why the items of a script are not to be cached; "" if nothing is known against it."""
+    """Why the items are not to be cached; "" if nothing is known against it."""
+    if not view.is_script:
+        return _why_not_kept(view)
     if place := view.script_place("random"):
         return f"items are random ({place}): a cache would give the same ones in each epoch"
     if name := view.script.get("augments"):
@@ -209,6 +244,22 @@ def why_not_cached(view: View) -> str:
     if reading <= LONGEST_READ_NS:
         return ""
     return f"reading all {number(items)} items once would take about {duration(reading * 1e-9)}"
+
+
+def _why_not_kept(view: View) -> str:
+    """The same of a run of one's own."""
+    loader, free = view.snapshot.loader, (view.snapshot.host or {}).get("memory_available_bytes")
+    if loader is None or loader.encoded is not None or ready(loader):
+        return ""
+    if loader.stream:
+        return "items come from a stream, which cannot be cached"
+    if loader.epochs_differ or view.get("workload.augment"):
+        return "items change, as by random augmentation: a cache would give the same ones in each epoch"
+    needed = data_bytes(loader)
+    if needed is not None and free is not None and 2 * needed > KEEPING * free:
+        items = f"all {number(loader.items)} items would take about {size(2 * needed)} while they are cached"
+        return f"{items}, of {size(free)} of free memory"
+    return ""
 
 
 def _items_of_batch(view: View) -> float:

@@ -18,6 +18,7 @@ from .data_facts import (
     crowding,
     explains,
     free,
+    has_loader,
     items_ns,
     keep,
     keeps_up,
@@ -280,9 +281,11 @@ def data_wait(view: View) -> Finding | None:
         draft.saw(f"most stack samples are at {line}", "stack samples")
     elif view.workers:
         draft.saw("functions in loader workers are not profiled", CONFIG)
-    if view.by_item and (why := why_not_cached(view)):
+    if (view.by_item or not view.is_script) and (why := why_not_cached(view)):
         draft.saw(why, CONFIG)
     draft.add(*tries(view))
+    if view.trace is None and not has_loader(view):
+        draft.saw("the batches come from no DataLoader, so no setting of one can be tried", CONFIG)
     stream = loader.stream if loader is not None else view.script.get("by_item") is False
     method = "__iter__" if stream else "__getitem__"
     text = f"do less work per batch in the dataset's {method} and in the collate function"

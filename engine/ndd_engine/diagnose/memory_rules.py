@@ -6,7 +6,7 @@ from pathlib import PurePath
 from statistics import median
 from typing import NamedTuple
 
-from ndd_engine.record.events import Holder
+from ndd_engine.record.events import Holder, HoldersEvent
 from ndd_engine.record.figures import obeyed
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import counted, duration, number, percent, printable, size
@@ -44,6 +44,8 @@ COPIED, COPIED_BYTES, FELL = 0.08, 32 << 20, 0.5
 # An evaluation takes much memory from this part of that of training on, or of what is free.
 MUCH = 0.2
 MUCH_BYTES = 100 << 20
+# Memory is in pieces from this part of what is reserved on, and this many bytes, beyond the most that was in use.
+PIECES, PIECES_BYTES = 0.2, 256 << 20
 # Memory is almost full when less than this part of it is free.
 NEARLY = 0.04
 
@@ -110,7 +112,8 @@ def leak(view: View) -> Finding | None:
     if growth.first[0]:
         draft.saw(f"it was {size(growth.first[1])} at step {growth.first[0]:,}", source)
     if held is not None:
-        _tell(draft, snapshot, held)
+        assert snapshot.holders is not None
+        _tell(draft, snapshot.holders, held)
         if heap is not None and heap.slope < HELD * slope:
             text = f"what is in use of the heap grows by {size(heap.slope)} per step; the rest are gaps in it"
             draft.saw(text, "the C library's heap")
@@ -128,6 +131,42 @@ def leak(view: View) -> Finding | None:
         draft.saw(f"{when} ({size(free)} free)", "extrapolated")
     line = None if held is None or held.at is None else printable(f"{PurePath(held.at[0]).name}:{held.at[1]}")
     draft.change(_cure(held), where=line or view.script_line("keeps") or view.line(*MODEL, "other", "log"))
+    return draft.done()
+
+
+def fragmentation(view: View) -> Finding | None:
+    """Reserved GPU memory that grows although no more is in use: pieces of it fit no new tensor."""
+    snapshot, memory = view.snapshot, view.snapshot.memory
+    if memory is None or not view.gpu or not _judged(snapshot):
+        return None
+    growth = _steady(snapshot.gap_trend, 0)
+    if growth is None or growth.last < max(PIECES * memory.reserved_bytes, PIECES_BYTES):
+        return None
+    if _steady(snapshot.memory_trend, 0) is not None:
+        return None  # what is in use grows as well
+    title = (
+        f"GPU memory is in pieces: {size(growth.slope)} more are reserved per step, and no more are in use"
+    )
+    draft = Draft("fragmentation", title, None, "likely")
+    reserved, used = size(memory.reserved_bytes), size(memory.peak_allocated_bytes)
+    draft.saw(f"{reserved} are reserved, and at most {used} were in use at a time", "allocator")
+    between = f" ({size(growth.low)} to {size(growth.high)})" if 0 < growth.low < growth.high else ""
+    then = f"the difference was {size(growth.first[1])} at step {growth.first[0]:,}"
+    draft.saw(
+        f"{then}, is {size(growth.last)} now, and grows by {size(growth.slope)} per step{between}",
+        "allocator",
+    )
+    free = _free(snapshot, True)
+    if free is not None:
+        steps = f"{free / growth.slope:,.0f} steps"
+        draft.saw(
+            f"memory is full in about {steps}; the allocator then frees its cache, and retries",
+            "extrapolated",
+        )
+    draft.change(
+        "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True before starting the run: pieces can then grow"
+    )
+    draft.change("let batches have few different shapes: pad them to a few lengths, or sort items by length")
     return draft.done()
 
 
@@ -243,19 +282,19 @@ def _named(held: Holder) -> str:
     return printable(text)
 
 
-def _tell(draft: Draft, snapshot: Snapshot, held: Holder) -> None:
-    looked = snapshot.holders
-    assert looked is not None
+def _tell(draft: Draft, looked: HoldersEvent, held: Holder) -> None:
+    """Evidence of what holds growing memory. looked: the look that has found it."""
+    unit = "batch" if looked.inside else "step"
     each, grows = held.grown / looked.steps, held.bytes / max(held.grown, 1)
     what = "is as long as" if held.type == "tensor" else "has"
-    text = f"it {what} {counted(held.length, 'element')}, {number(each)} more each step, of about {size(grows)} each"
+    text = f"it {what} {counted(held.length, 'element')}, {number(each)} more each {unit}, of about {size(grows)} each"
     if held.holds and held.type != "tensor":
         text += f"; the newest is a {printable(held.holds)}"
     if held.graphs:
         text += ", with its autograd graph"
     draft.saw(
         text,
-        f"two looks at the process, {looked.steps:,} steps apart; the second took {looked.ns / 1e6:.0f} ms",
+        f"two looks at the process, {counted(looked.steps, unit)} apart; the second took {looked.ns / 1e6:.0f} ms",
     )
     if held.file and held.line and held.kind != "cache":
         draft.saw(printable(f"{held.owner} begins at {PurePath(held.file).name}:{held.line}"), "source")
@@ -386,18 +425,44 @@ def evaluation_memory(view: View) -> Finding | None:
     draft = _aside_memory(view, "evaluate", "evaluation-memory", "evaluating", "an evaluation")
     if draft is None:
         return None
-    if "evaluate" in obeyed(snapshot.run):  # Hugging Face's Trainer
-        draft.change(
+    held, looked = _collected(snapshot), snapshot.collected
+    recorded = held is None and looked is not None and looked.gradients
+    if recorded:
+        draft.titled(", with autograd on")
+        draft.saw(
+            "within it, torch.is_grad_enabled() is true: each loss and output has its graph",
+            "a look at the process",
+        )
+    if held is not None:
+        assert looked is not None
+        draft.titled(f", held by {_named(held)}")
+        grown = (looked.grown_bytes or 0) / looked.steps
+        draft.saw(
+            f"memory in use grew by {size(grown)} with each batch of the evaluation", "memory of the process"
+        )
+        _tell(draft, looked, held)
+    line = None if held is None or held.at is None else printable(f"{PurePath(held.at[0]).name}:{held.at[1]}")
+    if recorded or (held is not None and held.graphs):
+        text = "evaluate under torch.no_grad(): what is kept has its autograd graph, with the activations of its batch"
+    elif "evaluate" in obeyed(snapshot.run):  # Hugging Face's Trainer
+        text = (
             "Trainer keeps the logits of all batches: reduce them in preprocess_logits_for_metrics, or set "
-            "eval_accumulation_steps to move them off the GPU",
-            where=view.line("evaluate"),
+            "eval_accumulation_steps to move them off the GPU"
         )
     else:
-        draft.change(
-            "compute the metric batch by batch instead of keeping all outputs, under torch.no_grad()",
-            where=view.line("evaluate"),
-        )
+        text = "compute the metric batch by batch instead of keeping all outputs, under torch.no_grad()"
+    draft.change(text, where=line or view.line("evaluate"))
     return draft.done()
+
+
+def _collected(snapshot: Snapshot) -> Holder | None:
+    """What holds a noticeable part of the memory that grows within an evaluation; None if that is not known."""
+    looked = snapshot.collected
+    if looked is None or not looked.holders or not looked.grown_bytes:
+        return None
+    held = looked.holders[0]
+    # The bytes of a graph are not counted.
+    return held if held.graphs or held.bytes >= HELD * looked.grown_bytes else None
 
 
 def checkpoint_memory(view: View) -> Finding | None:
@@ -455,7 +520,7 @@ def near_limit(view: View) -> Finding | None:
     return draft.done()
 
 
-RULES = (leak, worker_memory, evaluation_memory, checkpoint_memory, near_limit)
+RULES = (leak, fragmentation, worker_memory, evaluation_memory, checkpoint_memory, near_limit)
 
 
 def steady_growth(

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from ndd_engine.record.events import PHASES, FunctionsEvent
+from ndd_engine.record.events import PHASES
 from ndd_engine.record.pace import Point
-from ndd_engine.text import percent, printable, span
+from ndd_engine.record.snapshot import CoreUse
+from ndd_engine.text import duration, percent, span
 
-from .finding import Finding
-from .trends import Line, StepValue, condensed, line_through, stepped
+from .finding import Confidence, Finding
+from .grown import ADDED, EACH_STEP, MOST_OF, carried, counted, function, profiles
+from .trends import Line, StepValue, condensed, line_through, moment, shift, stepped
 from .view import CLOCK, PROFILER, Draft, View, place
 
 # The first part of a run, which warms up, and the fewest points of the rest.
@@ -20,15 +22,16 @@ WARM_UP, LEAST_POINTS = 0.1, 7
 GROUPS, FASTER = 16, 0.25
 # Steps of almost as many items are alike.
 ALIKE = 0.05
-# What takes this part of the growth is its cause, and almost all of it from the second part on.
-MOST_OF, ALMOST_ALL = 0.5, 0.9
-# Counts that have grown by so many, and by this factor; by that, the share of a function has grown.
-MORE, TIMES_MORE = 8, 1.5
-# Earlier steps in the graph of a loss: fewer may be meant so.
-LEAST_STEPS_BACK = 3
+# From this part of the growth on, a phase has almost all of it.
+ALMOST_ALL = 0.9
 # By so much of the step time it has grown where nothing shows why, and where other programs use the cores as well: they
 # come and go, and take caches and memory from one phase more than from another.
 UNEXPLAINED, UNEXPLAINED_SHARED = 0.2, 0.5
+# So long, and for this part of the time, a rise at one moment has lasted that nothing explains: another program that
+# comes takes longer from one phase than from another. So long it has lasted where all phases have grown alike.
+LASTED_S, LASTED_PART, LASTED_ALIKE_S = 60.0, 0.25, 300.0
+# A phase that has grown by less than this part of what the step has grown is not told.
+LEAST_GROWN = 0.05
 # Stack samples that show where a phase is that takes most of a step.
 FEW_LOOKS = 3
 # Phases that take this part of a step are busy. They grow alike if each grows by this part of the one that grows most.
@@ -66,14 +69,41 @@ class Bounds:
 CLEAR, LIKELY, SMALL = (
     Bounds(0.05, 4.0, 0.8, 0.1, 1.1), Bounds(0.2, 2.0, 0.7, 0.1, 1.4), Bounds(0.2, 0.0, 0.55, -1.0, 10.0)
 )  # fmt: skip
+# What a rise at one moment has to be: part of the step time, multiple of the noise, so much better than a line, and
+# points before and after it; which part of those before it may be high.
+ROSE, ROSE_NOISE, ROSE_FITS, ROSE_POINTS, ROSE_EARLY = 0.1, 4.0, 1.5, 3, 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseGrowth:
+    """Nanoseconds of a step that a phase took, takes now, and by how much it has grown, with an interval of 95 %."""
+
+    name: str
+    before: float
+    now: float
+    grown: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """The moment from which on steps are slower: the last step before it, and seconds from the first step until then.
+
+    lasted_s: how long they are slower since.
+    """
+
+    step: int
+    seconds: float
+    lasted_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
     """Nanoseconds of a step at the beginning and now. line: through the times, per step.
 
-    first, last: steps at which these were measured. phases: (name, nanoseconds then, now), the one that grew most
-    first. bounds: the narrowest ones that hold.
+    first, last: steps at which these were measured. phases: the one that grew most first. bounds: the narrowest ones
+    that hold. since: for a rise at one moment.
     """
 
     begin_ns: float
@@ -81,8 +111,9 @@ class Slowdown:
     line: Line
     first: int
     last: int
-    phases: tuple[tuple[str, float, float], ...]
+    phases: tuple[PhaseGrowth, ...]
     bounds: Bounds
+    since: Since | None = None
 
     @property
     def grown_ns(self) -> float:
@@ -91,7 +122,7 @@ class Slowdown:
 
 
 def slowdown(pace: tuple[Point, ...]) -> Slowdown | None:
-    """How steps have become slower, of a run that becomes slower steadily until its end; None otherwise.
+    """How steps have become slower, of a run that does so steadily until its end, or at one moment; None otherwise.
 
     Steps with more items than at the beginning are expected to take longer.
     """
@@ -101,37 +132,93 @@ def slowdown(pace: tuple[Point, ...]) -> Slowdown | None:
         return None
     usual = median(point[2] for point in later[: max(len(later) // 4, 1)])
     scales = [
-        usual / items if items and abs(items / max(usual, 1) - 1) > ALIKE else 1.0 for _, _, items, _ in later
+        usual / items if items and abs(items / max(usual, 1) - 1) > ALIKE else 1.0
+        for _, _, items, *_ in later
     ]
-    times = [(float(point[0]), point[1] * scale) for point, scale in zip(later, scales, strict=True)]
-    points = condensed(times, GROUPS, FASTER)
+    curves = [
+        [
+            (float(point[0]), (point[1], *point[3])[number] * scale)
+            for point, scale in zip(later, scales, strict=True)
+        ]
+        for number in range(len(PHASES) + 1)
+    ]  # of the step, and of its phases
+    points, *parts = (condensed(curve, GROUPS, FASTER) for curve in curves)
     line = line_through(points)
     if line is None:
         return None
-    bounds = next((one for one in (CLEAR, LIKELY, SMALL) if one.hold(line, points)), None)
-    if bounds is None:
+    bounds = next((one for one in (CLEAR, LIKELY) if one.hold(line, points)), None)
+    if bounds is None and (cut := _rise(points, line)):
+        return _at_once(later, [value for _, value in curves[0]], points, parts, line, cut)
+    if bounds is None and not SMALL.hold(line, points):
         return None
     (first, begin), (last, now) = points[0], points[-1]
     part = -(-len(later) // GROUPS)
     # Warming up only makes steps slower: faster ones count.
-    ends = [min(points, key=lambda point: point[1]) for points in (pace[: warm + part], later[-part:])]
-    if ends[0] in pace[:warm]:
-        first, begin = ends[0][:2]
-    phases = sorted(
-        zip(PHASES, map(float, ends[0][3]), map(float, ends[1][3]), strict=True),
-        key=lambda phase: phase[1] - phase[2],
+    fastest = min(pace[: warm + part], key=lambda point: point[1])
+    earlier = fastest if fastest in pace[:warm] else None
+    if earlier is not None:
+        first, begin = earlier[:2]
+    phases = []
+    for number, (name, curve) in enumerate(zip(PHASES, parts, strict=True)):
+        through = line_through(curve)
+        if through is not None:
+            grown, low, high = (each * (last - first) for each in (through.slope, through.low, through.high))
+            before = curve[0][1] if earlier is None else float(earlier[3][number])
+            phases.append(PhaseGrowth(name, before, curve[-1][1], grown, low, high))
+    return Slowdown(begin, now, line, int(first), int(last), _most_first(phases), bounds or SMALL)
+
+
+def _most_first(phases: list[PhaseGrowth]) -> tuple[PhaseGrowth, ...]:
+    return tuple(sorted(phases, key=lambda phase: phase.before - phase.now))
+
+
+def _rise(points: Sequence[StepValue], line: Line) -> int:
+    """The place of the first point after a rise at one moment; 0 if the curve does not rise so.
+
+    Few points before it may be as high as half of the rise, as another program makes them, and none after it as low.
+    """
+    values = [value for _, value in points]
+    cut = moment(values)
+    before, after = values[:cut], values[cut:]
+    if min(len(before), len(after)) < ROSE_POINTS or stepped(points, line) < ROSE_FITS:
+        return 0
+    low, high = median(before), median(after)
+    noise = 1.5 * median([abs(one - low) for one in before] + [abs(one - high) for one in after])
+    if high - low < max(ROSE * low, ROSE_NOISE * noise):
+        return 0
+    middle = (low + high) / 2
+    early = sum(one > middle for one in before)
+    return cut if early <= ROSE_EARLY * len(before) and middle < min(after) else 0
+
+
+def _at_once(
+    later: Sequence[Point],
+    times: list[float],
+    points: Sequence[StepValue],
+    parts: list[list[StepValue]],
+    line: Line,
+    cut: int,
+) -> Slowdown:
+    """A rise at one moment. times: of all points; cut: of the condensed ones, the first after the moment."""
+    values = [value for _, value in points]
+    size = -(-len(later) // GROUPS)
+    near = range(max((cut - 1) * size, 1), min((cut + 1) * size, len(later) - 1))
+    middle = (median(values[:cut]) + median(values[cut:])) / 2
+    # The moment between two of the points, such that most of them are on their side.
+    after = min(
+        near,
+        key=lambda at: sum((value > middle) != (place >= at) for place, value in enumerate(times)),
     )
-    return Slowdown(begin, now, line, int(first), int(last), tuple(phases), bounds)
-
-
-@dataclass(frozen=True, slots=True)
-class Grown:
-    """What has grown from the first profiled step to the newest one. title: the end of the finding's title."""
-
-    title: str
-    evidence: str
-    advice: str
-    where: str | None = None
+    last_fast = later[after - 1]
+    since = Since(int(last_fast[0]), last_fast[4], later[-1][4] - last_fast[4])
+    phases = []
+    for name, curve in zip(PHASES, parts, strict=True):
+        before, now = [value for _, value in curve[:cut]], [value for _, value in curve[cut:]]
+        phases.append(PhaseGrowth(name, median(before), median(now), *shift(before, now)))
+    return Slowdown(
+        median(values[:cut]), median(values[cut:]), line, int(later[0][0]), int(later[-1][0]), _most_first(phases),
+        LIKELY, since,
+    )  # fmt: skip
 
 
 ADVICE = {
@@ -141,61 +228,86 @@ ADVICE = {
     "optimizer": "find what the optimizer does more of in each step: parameters or state that are added",
 }
 ELSEWHERE = "find what the code does more of in each step: lists that it sorts, joins or writes as a whole"
+BEGINS = "find what the training does from this step on: layers that begin to train, other data, more that is logged"
 HARDWARE = (
     "compare the clocks and the temperature of the processor, and other programs, with those of the beginning"
 )
-COUNTS = {
-    "hooks": ("hooks of {}", "register hooks once, before training, or remove each with handle.remove()"),
-    "parameters": ("parameters in {}", "call add_param_group once for each parameter"),
-    "handlers": ("handlers of the logger {}", "add a handler once: each one writes every message again"),
-}
-# Of these, a training that adds some in part of its steps is at fault also while nothing is slower.
-ADDED, EACH_STEP = ("hooks", "handlers"), 0.1
 
 
 def slowing(view: View) -> Finding | None:
-    """Steps that take longer and longer."""
+    """Steps that take longer and longer, or longer since one moment."""
     found = slowdown(view.snapshot.pace)
     if found is None or _clocks(view, found):
         return None
-    grown = _graph(view) or _counted(view)
+    grown = carried(view) or counted(view)
     if grown is None and found.bounds is not SMALL:
-        grown = _function(view, found)
-    if grown is None and found.bounds is not CLEAR:
+        grown = function(view, found.begin_ns, found.now_ns, found.since is not None)
+    alike = grown is None and _alike(found)
+    if grown is None and not unexplained(found, view.snapshot.cores):
         return None
-    alike, shared = (
-        grown is None and _alike(found), view.snapshot.cores is not None and view.snapshot.cores.shared
-    )  # fmt: skip
-    if alike and shared:
-        return None  # other programs take the cores
-    least = UNEXPLAINED_SHARED if shared else UNEXPLAINED
-    if grown is None and found.grown_ns < least * found.begin_ns:
-        return None
-    name, before, after = found.phases[0]
-    part = (after - before) / found.grown_ns
-    steps = found.last - found.first
-    title = f"steps become slower: {span(found.begin_ns)} to {span(found.now_ns)} over {steps:,} steps"
+    first = found.phases[0]
+    title = f"steps become slower: {span(found.begin_ns)} to {span(found.now_ns)} "
+    if found.since is None:
+        title += f"over {found.last - found.first:,} steps"
+    else:
+        title += f"since about step {found.since.step:,}, {duration(found.since.seconds)} after the first one"
+    part = (first.now - first.before) / found.grown_ns
     if alike:
         title += ", in all phases"
     elif part >= MOST_OF and not view.gpu:  # a host that waits for a GPU does so in any phase
-        title += f", {'all' if part >= ALMOST_ALL else percent(part)} of it in {name}"
+        title += f", {'all' if part >= ALMOST_ALL else percent(part)} of it in {first.name}"
     if grown is not None:
         title += f", {grown.title}"
     share = view.part(found.grown_ns / found.now_ns)
-    draft = Draft("slowing", title, share, "likely" if grown is None else "certain")
-    line = found.line
-    if line.low > 0:
-        each = f"{span(line.slope)} longer than the one before ({span(line.low)} to {span(line.high)})"
-        draft.saw(f"since step {found.first:,}, each step takes {each}", CLOCK)
-    draft.saw(f"{name} took {span(before)} of a step, and takes {span(after)} now", CLOCK)
+    sure: Confidence = "certain" if grown is not None else "likely" if found.since is None else "possible"
+    draft = Draft("slowing", title, share, sure)
+    _tell(draft, found, first)
     if grown is not None:
         draft.saw(grown.evidence, PROFILER)
-        draft.change(grown.advice, where=grown.where or view.line(name))
+        draft.change(grown.advice, where=grown.where or view.line(first.name))
     elif alike:
         draft.change(HARDWARE)
     else:
-        draft.change(ADVICE.get(name, ELSEWHERE), where=view.line(name) or _seen(view, name))
+        advice = ADVICE.get(first.name, ELSEWHERE) if found.since is None else BEGINS
+        draft.change(advice, where=view.line(first.name) or _seen(view, first.name))
     return draft.done()
+
+
+def unexplained(found: Slowdown, cores: CoreUse | None) -> bool:
+    """Whether a rise that nothing explains is one of the training, rather than of what else the machine does."""
+    alike, shared = _alike(found), cores is not None and cores.shared
+    if alike and shared:
+        return False  # other programs take the cores
+    if found.grown_ns < (UNEXPLAINED_SHARED if shared else UNEXPLAINED) * found.begin_ns:
+        return False
+    if found.since is None:
+        return found.bounds is CLEAR
+    # Another program that is not seen begins at one moment as well, and slows all phases down.
+    if alike and cores is None:
+        return False
+    lasted = found.since.lasted_s
+    return lasted >= max(LASTED_ALIKE_S if alike else LASTED_S, LASTED_PART * (lasted + found.since.seconds))
+
+
+def _tell(draft: Draft, found: Slowdown, first: PhaseGrowth) -> None:
+    """The evidence of the times. first: the phase that has grown most."""
+    line, since = found.line, found.since
+    if since is not None:
+        draft.saw(
+            f"steps took {span(found.begin_ns)} until about step {since.step:,}, and {span(found.now_ns)} since then, "
+            f"for {duration(since.lasted_s)}; a rise at one moment fits better than a steady one",
+            CLOCK,
+        )
+    elif line.low > 0:
+        each = f"{span(line.slope)} longer than the one before ({span(line.low)} to {span(line.high)})"
+        draft.saw(f"since step {found.first:,}, each step takes {each}", CLOCK)
+    draft.saw(f"{first.name} took {span(first.before)} of a step, and takes {span(first.now)} now", CLOCK)
+    grew = [one for one in found.phases if one.low > 0 and one.grown >= LEAST_GROWN * found.grown_ns]
+    if grew:
+        each = ", ".join(
+            f"{one.name} by {span(one.grown)} ({span(one.low)} to {span(one.high)})" for one in grew
+        )
+        draft.saw(f"grown beyond the noise: {each}; no other phase", CLOCK)
 
 
 def _seen(view: View, phase: str) -> str | None:
@@ -217,37 +329,16 @@ def _clocks(view: View, found: Slowdown) -> bool:
 
 def _alike(found: Slowdown) -> bool:
     """Whether all busy phases grow alike."""
-    busy = [after / before - 1 for _, before, after in found.phases if before >= BUSY * found.begin_ns]
+    busy = [one.now / one.before - 1 for one in found.phases if one.before >= BUSY * found.begin_ns]
     return bool(busy) and min(busy) >= AS_MUCH * max(busy) and max(busy) > 0
-
-
-def _profiles(view: View) -> tuple[FunctionsEvent, FunctionsEvent] | None:
-    """The first and the newest profiled step; None if there is only one."""
-    first, newest = view.snapshot.first_functions, view.snapshot.functions
-    return None if first is None or newest is None or first.step >= newest.step else (first, newest)
-
-
-def _graph(view: View) -> Grown | None:
-    """A graph of earlier steps that is carried to the next one."""
-    newest = view.snapshot.functions
-    back = newest.sizes.get("graph:", 0) if newest is not None else 0
-    if newest is None or back < LEAST_STEPS_BACK:
-        return None
-    return Grown(
-        f"through the graphs of at least {back:,} earlier steps",
-        f"the graph of the loss of step {newest.step:,} contains nodes of at least {back:,} earlier steps",
-        "detach what one step passes to the next (state = state.detach()), and call backward() without "
-        "retain_graph=True",
-        view.script_line("carries"),
-    )
 
 
 def piling_up(view: View) -> Finding | None:
     """Hooks or handlers of which each step adds some, although steps are not slower yet."""
-    if (pair := _profiles(view)) is None or slowdown(view.snapshot.pace) is not None:
+    if (pair := profiles(view)) is None or slowing(view) is not None:
         return None
     first, newest = pair
-    found = _counted(view, (newest.step - first.step) * EACH_STEP, ADDED)
+    found = counted(view, (newest.step - first.step) * EACH_STEP, ADDED)
     if found is None:
         return None
     title = f"{found.title.removeprefix('while ')}: the training adds some again and again"
@@ -255,51 +346,3 @@ def piling_up(view: View) -> Finding | None:
     draft.saw(found.evidence, PROFILER)
     draft.change(found.advice, where=found.where)
     return draft.done()
-
-
-def _counted(view: View, least: float = MORE, kinds: Collection[str] | None = None) -> Grown | None:
-    """Something that can be counted, such as hooks: of these kinds (all), at least so many more."""
-    if (pair := _profiles(view)) is None:
-        return None
-    first, newest = pair
-    counts = [
-        (now - before, key, before, now)
-        for key, now in newest.sizes.items()
-        if now - (before := first.sizes.get(key, 0)) >= max(least, MORE) and now >= TIMES_MORE * before
-        and key.partition(":")[0] in (kinds or COUNTS)
-    ]  # fmt: skip
-    if not counts:
-        return None
-    _, key, before, now = max(counts)
-    kind, _, name = key.partition(":")
-    text, advice = COUNTS[kind]
-    what = text.format(printable(name))
-    evidence = f"{what}: {before:,} in step {first.step:,}, {now:,} in step {newest.step:,}"
-    return Grown(f"while {what} grow from {before:,} to {now:,}", evidence, advice, view.script_line(kind))
-
-
-def _function(view: View, found: Slowdown) -> Grown | None:
-    """The innermost function of the user that takes most of the growth."""
-    if (pair := _profiles(view)) is None:
-        return None
-    first, newest = pair
-    # A profiled step takes longer than others.
-    slower = max(newest.wall_ns / found.now_ns, 1.0)
-    earlier = max(first.wall_ns / found.begin_ns, 1.0)
-    known = {(row[0], row[2]): row[4] / earlier for row in first.functions}
-    rows = [(row[4] / slower, known.get((row[0], row[2]), 0.0), *row[:3]) for row in newest.functions]
-    grown = [
-        row for row in rows
-        if row[0] - row[1] >= MOST_OF * found.grown_ns
-        and row[0] / found.now_ns >= TIMES_MORE * row[1] / found.begin_ns
-    ]  # fmt: skip
-    if not grown:
-        return None
-    now, before, file, line, name = min(grown)
-    where = place(file, line, name)
-    return Grown(
-        f"where {printable(name)} takes longer and longer",
-        f"{where} took {span(before)} of step {first.step:,}, and {span(now)} of step {newest.step:,}",
-        "let it do as much work in each step: keep running sums or a deque with maxlen, and join lists once at the end",
-        where,
-    )

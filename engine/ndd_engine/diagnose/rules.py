@@ -234,9 +234,9 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 def _rank(view: View, item: Finding) -> tuple[int, float]:
     if item.cause in ENDINGS:
         return -1, float(ENDINGS.index(item.cause))
-    if item.cause == "slowing" and (item.share or 0.0) >= MUCH_SLOWER:
+    if item.cause == "slowing" and (item.share or 0.0) >= MUCH_SLOWER and item.confidence != "possible":
         return 0, -1.0  # it becomes worse, and what grows takes memory as well
-    if item.cause in ("leak", "worker-memory", "near-limit", "repeated-items"):
+    if item.cause in ("leak", "fragmentation", "worker-memory", "near-limit", "repeated-items"):
         return 0, 0.0
     if item.cause in ("evaluation-memory", "checkpoint-memory"):  # after what costs time
         return 1, 0.0

@@ -44,8 +44,8 @@ WAITS = {
 
 def anomaly(view: View) -> Finding | None:
     """A debugging mode of autograd that was left on."""
-    script = view.config.get("script")
-    if not isinstance(script, dict) or not script.get("anomaly"):
+    functions = view.snapshot.functions
+    if not (view.script.get("anomaly") or (functions is not None and functions.anomaly)):
         return None
     cost = view.cost(*MODEL)
     draft = Draft("anomaly", "anomaly detection of autograd is on", cost, "certain")

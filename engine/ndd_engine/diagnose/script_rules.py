@@ -1,8 +1,9 @@
-"""What a training script does without need: gradients of whole tables, graphs that stay, DataParallel."""
+"""What a training does without need: gradients of whole tables, graphs that stay, DataParallel."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from ndd_engine.record.event import Table
 from ndd_engine.text import counted, number, percent, printable, span, times
@@ -161,7 +162,10 @@ def explains_optimizer(view: View) -> bool:
 
 def retain_graph(view: View) -> Finding | None:
     """Backward passes keep their graphs, and none goes through one again."""
-    where = view.script_place("retains")
+    where, functions = view.script_place("retains"), view.snapshot.functions
+    if where is None and functions is not None and functions.retains is not None:
+        file, line = functions.retains
+        where = printable(f"{PurePath(file).name}:{line}")
     if where is None:
         return None
     draft = Draft("retain-graph", "backward passes keep their graphs without need (retain_graph=True)", None)

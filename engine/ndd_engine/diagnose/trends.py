@@ -1,14 +1,15 @@
 """Whether a noisy curve grows: a robust slope with an interval, told from noise and from a rise at one moment.
 
-The slope is the median of the slopes between all pairs of points (Theil and Sen), its interval that of Sen. The points
-are those of equal parts of the curve, since neighbouring values of a measurement are alike.
+The slope is the median of the slopes between all pairs of points (Theil and Sen), its interval that of Sen. A rise at
+one moment is the median of the differences of all pairs from both sides of it (Hodges and Lehmann). The points are
+those of equal parts of the curve, since neighbouring values of a measurement are alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 from statistics import fmean, median
 
 StepValue = tuple[float, float]
@@ -77,15 +78,27 @@ def stepped(points: Points, line: Line) -> float:
 
     It is the ratio of the distances of the points from the line, and from the medians before and after that moment.
     """
-    values = [y for _, y in points]
     at = line.begin - line.slope * points[0][0]
     from_line = fmean(abs(y - line.slope * x - at) for x, y in points)
-    from_steps = min(
-        _spread(values[:cut]) + _spread(values[cut:]) for cut in range(2, len(values) - 1)
-    ) / len(values)
-    return from_line / from_steps if from_steps else 0.0
+    values = [y for _, y in points]
+    from_steps = _apart(values, moment(values)) / len(values)
+    return from_line / from_steps if from_steps else inf if from_line else 0.0
 
 
-def _spread(values: list[float]) -> float:
-    middle = median(values)
-    return sum(abs(value - middle) for value in values)
+def moment(values: Sequence[float]) -> int:
+    """The place from which on a curve is best described by another level than before; two values are on each side."""
+    return min(range(2, len(values) - 1), key=lambda cut: _apart(values, cut))
+
+
+def shift(before: Sequence[float], after: Sequence[float]) -> tuple[float, float, float]:
+    """By how much values after a moment are higher than those before it, with an interval of 95 %."""
+    pairs = sorted(b - a for a in before for b in after)
+    # How many of the differences are within the interval, by the variance of the statistic of Mann and Whitney.
+    within = NORMAL * sqrt(len(pairs) * (len(before) + len(after) + 1) / 12)
+    low = max(round(len(pairs) / 2 - within), 0)
+    return median(pairs), pairs[low], pairs[-1 - low]
+
+
+def _apart(values: Sequence[float], cut: int) -> float:
+    """The distances of values from the median of those before a place, and from there on."""
+    return sum(abs(one - median(part)) for part in (values[:cut], values[cut:]) for one in part)

@@ -659,6 +659,10 @@ class Draft:
         if all(item.text != why for item in self._evidence):
             self.saw(why, source)
 
+    def titled(self, end: str) -> None:
+        """Add to the end of the title."""
+        self._finding = replace(self._finding, title=self._finding.title + end)
+
     def unbounded(self) -> None:
         """The cost has no upper bound: no ceiling."""
         self._bounded = False

@@ -17,12 +17,14 @@ from ndd_engine.errors import said
 from ndd_engine.record.events import PHASES, FunctionsEvent, MarkEvent
 from ndd_engine.text import printable
 from ndd_watch.asides import Asides
+from ndd_watch.collecting import Collecting
 from ndd_watch.looks import Looks
 from ndd_watch.own import own, product, short
 from ndd_watch.profiler import StepProfiler
 from ndd_watch.sizes import Sizes
 from ndd_watch.slowing import Slowing
 
+from .close_looks import CloseLooks
 from .reporting import Reporter
 
 NEVER = sys.maxsize
@@ -37,7 +39,7 @@ class FunctionProfiles:
 
     It is recorded through the reporter. due_ns: call `begin` before a step that starts at or after this time of the
     reporter's clock. settled: returns False while the way the steps run may still change (a CUDA graph is not captured
-    yet). counted: counts what may grow in the model and its optimizers.
+    yet). counted: counts what may grow in the model and its optimizers. looks: what is done without need.
     """
 
     def __init__(
@@ -46,9 +48,10 @@ class FunctionProfiles:
         every_s: float,
         settled: Callable[[], bool] = lambda: True,
         counted: Callable[[Sizes], None] = lambda sizes: None,
+        looks: CloseLooks | None = None,
     ) -> None:
         self.due_ns = NEVER
-        self._counted, self._slowing = counted, Slowing()
+        self._counted, self._slowing, self._looks = counted, Slowing(), looks
         reporter.paced = self._paced
         self._reporter, self._clock, self._settled = reporter, reporter.clock, settled
         self._every_ns = round(every_s * 1e9)
@@ -61,6 +64,7 @@ class FunctionProfiles:
         self._phase = ""
         self._asides = Asides(self._begin_aside, self._end_aside, self._put_aside)
         self._step = 0
+        self._sizes = Sizes(Looks(torch))
 
     def start(self, step: int) -> None:
         """Training begins at `step` optimizer steps."""
@@ -74,9 +78,12 @@ class FunctionProfiles:
             return
         self._reporter.window(step)
         self._reporter.profiled = self.active = True
+        self._sizes = Sizes(Looks(torch))
         try:
             reason = self._profiler.begin()
             if not reason:
+                if self._looks is not None:
+                    self._looks.begin()
                 self._phase = self._clock.current.partition("/")[0]
                 self._clock.listener = self._changed
         except Exception as error:  # noqa: BLE001  the run continues without it
@@ -87,6 +94,8 @@ class FunctionProfiles:
     def end(self, step: int) -> None:
         """Record the profiled step after its end."""
         try:
+            if self._looks is not None:
+                self._profiler.leave_out(self._looks.spent_ns)
             self._profiler.mark(self._phase)
             found = self._profiler.end()
         except Exception as error:  # noqa: BLE001
@@ -97,7 +106,8 @@ class FunctionProfiles:
             self._tell(step, "another profiler began within the profiled step")
             return
         functions, waits = _short(found["functions"]), _short(found["waits"])
-        sizes = Sizes(Looks(torch))
+        seen = {} if self._looks is None else self._looks.end()
+        sizes = self._sizes
         self._counted(sizes)
         sizes.handlers()
         self._reporter.put(
@@ -110,6 +120,7 @@ class FunctionProfiles:
                 calls=_short(found["calls"]),
                 sizes=sizes.counts(),
                 denormals=sizes.denormals,
+                **seen,
             )
         )
 
@@ -126,6 +137,10 @@ class FunctionProfiles:
         finally:
             self._asides.ends(phase)
             self._asides.settle(False)
+
+    def collect(self, collecting: Collecting) -> None:
+        """Have it look at what evaluations keep."""
+        self._asides.collecting = collecting
 
     def evaluation_goes_on(self) -> None:
         """Between two batches of it."""
@@ -157,6 +172,8 @@ class FunctionProfiles:
 
     def close(self) -> None:
         """End without a record; call it however the loop ended."""
+        if self._looks is not None:
+            self._looks.drop()
         if self.active:
             self._clock.listener = None
             try:
@@ -173,7 +190,8 @@ class FunctionProfiles:
 
     def _paced(self, step_ns: int) -> None:
         """A window has ended, with this usual time of a step."""
-        if self._every_ns and self._slowing.worth_a_look(step_ns):
+        news = self._looks is not None and self._looks.news
+        if self._every_ns and (self._slowing.worth_a_look(step_ns) or news):
             self.due_ns = self._clock.now()
 
     def _wait(self) -> None:

@@ -388,12 +388,16 @@ class FunctionsEvent(Event):
     function, library, calls, ns, phase] of what lines of the user's code call in libraries. Its time leaves the user's
     own functions out, and in a step it is part of own_ns unless the library is torch. inside: "evaluate" or
     "checkpoint" if this is (the end of) one of these instead of a step; calls then name functions inside libraries.
-    sizes: the highest numbers of what may grow, by kind and name, such as "hooks:block.3", "parameters:SGD" (of an
-    optimizer) and "handlers:root" (of a logger). "graph:" is how many steps back the graph of the loss reaches, at
-    least. tables: [name, class, rows, columns, indices, share, optimizer] of embeddings of which this step reads few
+    sizes: the highest numbers of what may grow, by kind and name, such as "hooks:block.3". There are "parameters:SGD"
+    and "state:SGD" of an optimizer, and "handlers:root" of a logger. The number of "graph:" is how many steps back the
+    graph of the loss reaches, at least. Those of "read:" and "written:" are bytes that the step moved through files and
+    pipes.
+    tables: [name, class, rows, columns, indices, share, optimizer] of embeddings of which this step reads few
     rows, while their gradients have values for all of them. Indices are those that it reads, and share is the part of
     all values that the optimizers update. denormals: share of denormal numbers in "parameters", "gradients" or a state
-    of optimizers, and how many times as long the processor takes for them, where that is slow.
+    of optimizers, and how many times as long the processor takes for them, where that is slow. anomaly: whether anomaly
+    detection of autograd is on. retains: file and line of the backward pass of a step of one's own that keeps its graph
+    without need, once that is known; of a script, its configuration says both.
     """
 
     type: ClassVar[str] = "functions"
@@ -406,6 +410,8 @@ class FunctionsEvent(Event):
     inside: str = ""
     sizes: dict[str, Count] = field(default_factory=dict)
     tables: list[Table] = field(default_factory=list)
+    anomaly: Flag = False
+    retains: tuple[str, Count] | None = None
     denormals: dict[str, tuple[Figure, Figure]] = field(default_factory=dict)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .event import Count
+from .event import Count, Figure
 from .events import PHASES, WindowEvent
 
 # Phases that are outside of the steps.
@@ -13,8 +13,9 @@ _FIRST_BATCH = "data_wait/first_batch"
 # Most points, and how many become one when there are so many.
 MOST_POINTS, MERGED = 128, 4
 
-# (steps until its end, nanoseconds of a step, items of a step, nanoseconds of a step by phase in the order of PHASES).
-Point = tuple[Count, Count, Count, list[Count]]
+# (steps until its end, nanoseconds of a step, items of a step, nanoseconds of a step by phase in the order of PHASES,
+# seconds from the beginning of the first window until its end).
+Point = tuple[Count, Count, Count, list[Count], Figure]
 
 
 @dataclass(slots=True)
@@ -23,19 +24,22 @@ class Pace:
 
     points: oldest first. Each is the fastest of four of the level before, those again of four, and so on: whatever
     slows down a part of the windows, such as another program, leaves no trace. levels: points of each level that are
-    not merged yet.
+    not merged yet. begun: seconds of the record at which the first window began.
     """
 
     points: list[Point] = field(default_factory=list)
     levels: list[list[Point]] = field(default_factory=list)
+    begun: Figure | None = None
 
-    def add(self, window: WindowEvent) -> None:
-        """Add a window, unless it tells nothing of usual steps."""
+    def add(self, window: WindowEvent, t: float) -> None:
+        """Add a window that ends at `t` seconds, unless it tells nothing of usual steps."""
+        if self.begun is None:
+            self.begun = t - window.wall_ns * 1e-9
         if window.profiled or not window.steps or not window.step_p50_ns:
             return
         point: Point = (
             window.step, int(window.step_p50_ns), window.items // window.steps,
-            [_host_ns(window, name) // window.steps for name in PHASES],
+            [_host_ns(window, name) // window.steps for name in PHASES], t - self.begun,
         )  # fmt: skip
         for level in self.levels:
             level.append(point)
@@ -60,9 +64,9 @@ class Pace:
 
 
 def _merged(points: list[Point]) -> Point:
-    """The fastest of these points, at the step of the last one."""
-    _, step_ns, items, phases = min(points, key=lambda point: point[1])
-    return points[-1][0], step_ns, items, phases
+    """The fastest of these points, at the step and the time of the last one."""
+    _, step_ns, items, phases, _ = min(points, key=lambda point: point[1])
+    return points[-1][0], step_ns, items, phases, points[-1][4]
 
 
 def _host_ns(window: WindowEvent, phase: str) -> int:

@@ -104,7 +104,10 @@ class HoldersEvent(Event):
     """A look at what the process that trains keeps, when its memory grows.
 
     step: optimizer steps done. steps: since the look before it, which it is compared with; 0 for the first. ns: what
-    it took. holders: what has grown, the most bytes first. tensors: [shape, number, bytes] of the live ones.
+    it took. holders: what has grown, the most bytes first. tensors: [shape, number, bytes] of the live ones. inside:
+    "evaluate" for a look within an evaluation, of which `steps` then counts batches. grown_bytes: by what memory in use
+    has grown since the look before it; null if that is not measured. gradients: whether autograd was on within the
+    evaluation.
     """
 
     type: ClassVar[str] = "holders"
@@ -113,3 +116,6 @@ class HoldersEvent(Event):
     ns: Count
     holders: list[Holder]
     tensors: list[ShapeCount] = field(default_factory=list)
+    inside: str = ""
+    grown_bytes: Count | None = None
+    gradients: Flag = False

@@ -253,7 +253,8 @@ class Facts:
 
     step: optimizer step; warnings: number of all so far. best: the best evaluation, by the metric that decides.
     first_functions: of the first profiled step since the start or resume. looked: the newest look at what is kept;
-    holders: the newest one that was compared with one before. stall: as long as it lasts. deaths: the first ones.
+    holders: the newest one that was compared with one before; collected: that within an evaluation.
+    stall: as long as it lasts. deaths: the first ones.
     """
 
     run: RunEvent | None = None
@@ -295,6 +296,7 @@ class Facts:
     first_functions: FunctionsEvent | None = None
     looked: HoldersEvent | None = None
     holders: HoldersEvent | None = None
+    collected: HoldersEvent | None = None
     trials: tuple[TrialEvent, ...] = ()
     stall: StallEvent | None = None
     deaths: tuple[DeathEvent, ...] = ()
@@ -307,6 +309,7 @@ class Snapshot(Facts):
 
     micro_steps: forward and backward passes per step; step_ns: nanoseconds per step. memory_trend: bytes of allocated
     GPU memory, or of resident memory on the CPU. heap_trend: of the heap, which falls when something is freed.
+    gap_trend: of GPU memory that is reserved beyond the most that was in use.
     aside_bytes: by "evaluate" and "checkpoint", by how much their memory exceeded that of training at most, and what
     that was.
     resident_trend: of resident memory, also of a run on a GPU. workers_trend: private bytes of all loader workers,
@@ -331,6 +334,7 @@ class Snapshot(Facts):
     rate_trend: Curve
     memory_trend: Curve = ()
     heap_trend: Curve = ()
+    gap_trend: Curve = ()
     pace: tuple[Point, ...] = ()
     aside_bytes: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     resident_trend: Curve = ()

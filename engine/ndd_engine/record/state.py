@@ -166,6 +166,7 @@ class RunState(Facts):
     losses: Trend = field(default_factory=Trend)
     rates: Trend = field(default_factory=Trend)
     memories: Trend = field(default_factory=Trend)
+    gaps: Trend = field(default_factory=Trend)
     heaps: Trend = field(default_factory=Trend)
     levels: Levels = field(default_factory=Levels)
     residents: Trend = field(default_factory=Trend)
@@ -207,6 +208,7 @@ class RunState(Facts):
             case MemoryEvent():
                 self.memory = event
                 self._memory(event.allocated_bytes)
+                self._gap(event)
                 self.levels.used(event.allocated_bytes, event.peak_allocated_bytes)
             case MarkEvent():
                 self._mark(t, event)
@@ -232,6 +234,8 @@ class RunState(Facts):
                 vague = known_origin is None or known_origin.what in ("", "gradient", "parameter")
                 if vague or event.what == "input":
                     self.not_finite.origin = event
+            case HoldersEvent() if event.inside:
+                self.collected = event
             case HoldersEvent():
                 self.looked = event
                 if event.steps:
@@ -278,7 +282,8 @@ class RunState(Facts):
             self.stall = self.overcome = self.descriptors = None
             self.deaths, self.open_files = (), Trend()
             self.work = self.loader = self.baseline = self.kernels = self.stacks = self.functions = None
-            self.asides, self.first_functions, self.looked, self.holders = {}, None, None, None
+            self.asides, self.first_functions = {}, None
+            self.looked = self.holders = self.collected = None
             self.totals, self.pace, self.not_finite = Totals(), Pace(), NotFinite()
             self.levels = Levels()
             self.first_clocks.clear()
@@ -293,6 +298,7 @@ class RunState(Facts):
             self.losses,
             self.rates,
             self.memories,
+            self.gaps,
             self.heaps,
             *self._host_trends,
             self.open_files,
@@ -347,7 +353,7 @@ class RunState(Facts):
         self.levels.window("evaluate" if evaluate else "checkpoint" if checkpoint else "")
         self._total(event)
         self._finite(event)
-        self.pace.add(event)
+        self.pace.add(event, self.t or 0.0)
         if event.heap_bytes is not None:
             self.heaps.add(event.step, float(event.heap_bytes))
         if event.profiled:
@@ -410,6 +416,11 @@ class RunState(Facts):
         # Allocations during preparation are not growth.
         if used is not None and self.step > 0 and self.end is None:
             self.memories.add(self.step, float(used))
+
+    def _gap(self, event: MemoryEvent) -> None:
+        """What the allocator of a GPU keeps beyond the most that was ever in use at a time."""
+        if self.step > 0 and self.end is None:
+            self.gaps.add(self.step, float(max(event.reserved_bytes - event.peak_allocated_bytes, 0)))
 
     def _host_memory(self, event: SampleEvent) -> None:
         keys = ("rss_bytes", "workers_private_bytes", "workers_shared_bytes")
@@ -517,6 +528,7 @@ class RunState(Facts):
             loss_trend=self.losses.view(),
             rate_trend=self.rates.view(),
             memory_trend=(self.memories if on_gpu else self.residents).view(),
+            gap_trend=self.gaps.view(),
             heap_trend=self.heaps.view(),
             pace=self.pace.view(),
             aside_bytes=dict(self.levels.rises),

@@ -21,6 +21,7 @@ from ndd_engine.measure.source import (
     carrying_line,
     collecting_line,
     drawing_line,
+    growing_line,
     keeping_line,
     kept_files_line,
     kept_tensors_line,
@@ -59,6 +60,7 @@ _LINES: dict[str, Callable[[str], int]] = {
     "hooks": partial(adding_line, method="register_.*hook"),
     "handlers": partial(adding_line, method="addHandler"),
     "parameters": partial(adding_line, method="add_param_group"),
+    "state": partial(growing_line, name="state", attribute=True),
 }
 
 

@@ -31,9 +31,11 @@ from ndd_engine.train.data.loader import OwnOrder, at_pass_end, end_pass
 from ndd_engine.workloads.base import Batch
 from ndd_engine.workloads.result import EPOCH
 from ndd_watch.clock import CHECKPOINT, EVALUATE
+from ndd_watch.collecting import Collecting
 from ndd_watch.holders import Holders
 from ndd_watch.looks import Looks
 from ndd_watch.own import own
+from ndd_watch.process import in_use
 
 from .checkpoint import CheckpointStore, Saved, last_good, unwritten
 from .checkpoint_state import changed, finite_buffers, layout, not_finite, unloadable
@@ -115,8 +117,18 @@ class Loop:
         plan = CapturePlan(log.kernels_every, log.kernels_steps, trace, graphs)
         module = None if graphs or compiles else stepper.model
         self.captures = CaptureSchedule(self.reporter, plan, stepper.settled, module)
-        self.functions = FunctionProfiles(self.reporter, log.profile_every_s, stepper.settled, stepper.count)
+        self.functions = FunctionProfiles(
+            self.reporter, log.profile_every_s, stepper.settled, stepper.count, stepper.close_looks()
+        )
         self._holders = Holders(Looks(torch), own)
+        self.functions.collect(
+            Collecting(
+                lambda: Holders(Looks(torch), own),
+                lambda: in_use(stepper.device),
+                self._put_look,
+                self._apart,
+            )
+        )
         self._resting = "training"  # the status to restore after an evaluation or a checkpoint
 
     @property
@@ -303,16 +315,26 @@ class Loop:
 
     def _look(self) -> None:
         """At what this process keeps, since its memory grows."""
-        self._window()  # the look belongs to no window
+
+        def look() -> None:
+            if (found := self._holders.look(self.step, sys._getframe())) is not None:
+                self._put_look(found)
+
+        self._apart(look)
+
+    def _apart(self, look: Callable[[], None]) -> None:
+        """Do this such that it belongs to no window."""
+        self._window()
         gc.unfreeze()  # frozen by `prepare_run`: frozen objects are in no look
         try:
-            found = self._holders.look(self.step, sys._getframe())
+            look()
         finally:
             gc.freeze()
         self.reporter.skip()
-        if found is not None:
-            module = sys.modules.get(str(self.config.workload.name).partition(":")[0])
-            self.put(holders_event(found, [getattr(module, "__file__", None) or ""]))
+
+    def _put_look(self, found: Json) -> None:
+        module = sys.modules.get(str(self.config.workload.name).partition(":")[0])
+        self.put(holders_event({**found, "step": self.step}, [getattr(module, "__file__", None) or ""]))
 
     def _stop(self) -> str:
         self._resting = "stopping"

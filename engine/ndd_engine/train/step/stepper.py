@@ -19,6 +19,7 @@ from ndd_engine.batches import map_tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import UsageError
 from ndd_engine.measure import phase_clock as phase
+from ndd_engine.measure.close_looks import CloseLooks
 from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import Event, Json
 from ndd_engine.train.data.loader import to_device
@@ -190,6 +191,13 @@ class Stepper:
         """Count what may grow in the model and its optimizers."""
         sizes.model(self.model)
         sizes.optimizers(self.optimizer.by_name.values())
+
+    def close_looks(self) -> CloseLooks:
+        """Looks at what steps do without need."""
+        own = self.workload_parts.step is not None
+        return CloseLooks(
+            self.model, lambda: self.optimizer.by_name.values(), lambda: self.training.step, own
+        )
 
     def begin_epoch(self) -> None:
         """Before the first step of an epoch: drop the state that the model carries."""
