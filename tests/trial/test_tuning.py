@@ -308,6 +308,11 @@ def test_a_change_of_the_arithmetic_is_not_kept_without_its_losses() -> None:
     assert "no loss was recorded" in row(state, "threads-1").reason
 
 
+def test_what_is_kept_under_load_is_told_to_be() -> None:
+    busy = trial("faster", load="other processes used 1.6 of 2 cores")
+    assert busy.load in row(tune(Bench({"loader.fetch=auto": busy})), "gather").reason
+
+
 def test_a_failure_after_something_was_measured_keeps_it() -> None:
     bench = Bench({"loader.fetch=auto": trial(), "loader.workers=1": NddError("disk full")})
     state = tune(bench)

@@ -27,7 +27,7 @@ from ndd_engine.train.request import preflight
 from ndd_watch.changes import ARITHMETIC, SET, TABLE, Candidate, Place, candidates
 
 from .estimates import estimate_of, judged, over
-from .outcome import breaks_even, flatten, times, with_interval
+from .outcome import breaks_even, flatten, times, under_load, with_interval
 from .sides import SideProcess
 from .trial import run_trial
 from .trial_request import Base, Measure, Progress, TrialRequest
@@ -383,6 +383,8 @@ def _judged(trial: TrialEvent, max_steps: int | None) -> tuple[bool, str]:
         parts.append("losses close, not identical")
     elif trial.loss == "not comparable":
         parts.append(f"losses not comparable{f' ({trial.loss_text})' if trial.loss_text else ''}")
+    if trial.load:
+        parts.append(under_load(trial))
     return True, "; ".join(parts)
 
 
