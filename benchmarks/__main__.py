@@ -24,6 +24,7 @@ NAMES = {
         )
     },
     "intervals": "qa.trials.intervals",
+    "coverage": "qa.trials.coverage",
     **{f"ranks_{name}": f"qa.ranks.{name}" for name in ("faults", "fold", "late", "loop", "memory")},
     "leaks": "qa.faults.leaks",
     "script_faults": "qa.faults.script_faults",

@@ -131,10 +131,14 @@ METHOD = "one process"
 
 @dataclass(frozen=True, slots=True)
 class Usual:
-    """How much pairs of processes with the same configuration differ: variance of the log-ratio, and its df."""
+    """How much pairs of processes with the same configuration differ: variance of the log-ratio, and its df.
+
+    The default has few degrees of freedom, since machines differ by more than a factor of two in it: with six,
+    intervals of one or two pairs on a machine with 1.5 % contained the truth in 89 % of simulated trials.
+    """
 
     variance: float = 0.01**2
-    df: float = 6.0
+    df: float = 2.0
 
     @property
     def sd(self) -> float:
