@@ -13,6 +13,7 @@ from types import ModuleType
 from ndd_engine.config.workload_sections import WORKLOADS
 
 from .common import Environment, Options, add_output, command_line, report, say, write
+from .switching import CASES
 
 # The name of a benchmark, and its module.
 NAMES = {
@@ -24,6 +25,8 @@ NAMES = {
         )
     },
     "intervals": "qa.trials.intervals",
+    "coverage": "qa.trials.coverage",
+    "power": "qa.trials.power",
     **{f"ranks_{name}": f"qa.ranks.{name}" for name in ("faults", "fold", "late", "loop", "memory")},
     "leaks": "qa.faults.leaks",
     "others": "qa.faults.others",
@@ -54,11 +57,13 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument(
         "--pairs", type=int, metavar="N",
-        help="pairs of blocks per ratio in rivals and best; more pairs narrow the intervals (default: by time)",
+        help="pairs of blocks per ratio in rivals and best (default: by time), or rounds of switching (default: 4); "
+        "more of them narrow the intervals",
     )  # fmt: skip
     parser.add_argument(
         "--real", type=int, default=0, metavar="N",
-        help="intervals: also N real A/A trials over the five workloads, about a minute each; script_null: N trials",
+        help="intervals: also N real A/A trials over the five workloads, about a minute each; script_null, power: "
+        "N trials",
     )  # fmt: skip
     parser.add_argument(
         "--keep",
@@ -72,15 +77,16 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument(
         "--only", action="append", default=[],
-        choices=("requests", "stops", "kills", "launcher", "hangs", "leaves"),
-        help="limit ranks_faults to this case; may be repeated",
+        choices=("requests", "stops", "kills", "launcher", "hangs", "leaves", *CASES),
+        metavar="CASE", help=f"limit ranks_faults to this case, or switching to this key: {', '.join(CASES)}; may be "
+        "repeated",
     )  # fmt: skip
     add_output(parser, "<name>")
     given = parser.parse_args()
     unknown = [name for name in given.names if name not in NAMES]
     if unknown:
         parser.error(f"unknown benchmark {', '.join(unknown)}; allowed: {', '.join(NAMES)}")
-    if given.pairs is not None and given.pairs < 2:
+    if given.pairs is not None and given.pairs < 2 and given.names != ["switching"]:
         parser.error("--pairs has to be at least 2, one pair in each order")
     if given.traceml and shutil.which(given.traceml) is None:
         parser.error(

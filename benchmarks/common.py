@@ -18,9 +18,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
-import psutil
-
 from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.load import LoadWatch
 
 # Maximum load by other processes, in cores, during a block; pairs above it are excluded.
 FOREIGN_LIMIT = 0.10
@@ -200,38 +199,6 @@ def compared(
 
 
 # The machine and its other load.
-
-
-class LoadWatch:
-    """CPU time of other processes: that of the machine minus that of this process and its descendants."""
-
-    def __init__(self) -> None:
-        self._process = psutil.Process()
-        self.restart()
-
-    def restart(self) -> None:
-        """Start measuring."""
-        self._begin = self._look()
-
-    def foreign(self) -> float:
-        """Average number of cores used by other processes since `restart`. Resolution: 10 ms of CPU time."""
-        t, busy, own = self._look()
-        t0, busy0, own0 = self._begin
-        return max(((busy - busy0) - (own - own0)) / max(t - t0, 1e-9), 0.0)
-
-    def _look(self) -> tuple[float, float, float]:
-        times = psutil.cpu_times()
-        # Stolen time is used by other virtual machines, and disturbs like other processes.
-        names = ("user", "nice", "system", "irq", "softirq", "steal")
-        busy = sum(float(getattr(times, name, 0.0)) for name in names)
-        own = 0.0
-        for process in (self._process, *self._process.children(recursive=True)):
-            try:
-                # The time of a reaped child is in its parent's children_*.
-                own += sum(process.cpu_times()[:4])
-            except psutil.Error:
-                continue
-        return time.perf_counter(), busy, own
 
 
 class Environment:

@@ -34,12 +34,12 @@ from ndd_console.process.launcher import Leash
 from ndd_console.screens.live import LiveScreen
 from ndd_console.sessions.training import Console
 from ndd_engine.config import read
+from ndd_engine.hardware.load import LoadWatch
 from ndd_engine.train.request import RunRequest
 
 from . import painters
 from .common import (
     STATISTICS,
-    LoadWatch,
     Options,
     Ratio,
     Table,

@@ -1,7 +1,8 @@
 """Does one process that switches between both sides measure the same as pairs of processes?
 
-`python -m benchmarks switching` measures changes with an effect both ways, in turn, and compares the ratios. What
-repetitions in one process differ by beyond their intervals shows what those intervals lack.
+`python -m benchmarks switching` measures every key that one process switches and whose effect a processor can show,
+both ways in turn, four times each: about an hour and a half. `--only KEY` limits it, `--pairs N` sets the number of
+rounds. What repetitions in one process differ by beyond their intervals shows what those intervals lack.
 """
 
 from __future__ import annotations
@@ -9,27 +10,52 @@ from __future__ import annotations
 import threading
 from statistics import stdev
 
+from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.estimates import Estimate, estimate_of, joined, over, standard_error
 from ndd_engine.trial.outcome import times, with_interval
 from ndd_engine.trial.trial import run_trial
 from ndd_engine.trial.trial_request import Base, TrialRequest
+from ndd_watch.changes import AROUND, LOADER, MODEL, switched_by
 
 from .common import Options, Table, as_percent, say
 
 TITLE = "changes measured in one process and in pairs of processes"
-CASES = (
-    ("chartext", ("workload.size=mini", "run.epochs=1000"), "run.threads=1"),
-    ("chartext", ("workload.size=mini", "run.epochs=1000"), "precision.amp=bf16"),
-    ("chartext", ("workload.size=mini", "run.epochs=1000"), "loader.workers=1"),
-    ("eeg", ("run.epochs=1000",), "loader.fetch=item"),
-    ("antispoof", ("run.epochs=1000",), "loader.workers=1"),
-    ("finetune", ("run.epochs=1000",), "speed.attention=math"),
-)
+ENDLESS = "run.epochs=100000"
+CHARTEXT = ("workload.size=mini", ENDLESS)
+# key: (workload, settings of both sides, change).
+CASES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "run.threads": ("chartext", CHARTEXT, ("run.threads=1",)),
+    "precision.amp": ("chartext", CHARTEXT, ("precision.amp=bf16",)),
+    "speed.attention": ("finetune", (ENDLESS,), ("speed.attention=math",)),
+    "run.gc_every_steps": ("chartext", CHARTEXT, ("run.gc_every_steps=1",)),
+    "loader.fetch": ("eeg", (ENDLESS,), ("loader.fetch=item",)),
+    "loader.workers": ("chartext", CHARTEXT, ("loader.workers=1",)),
+    "loader.persistent": ("eeg", (ENDLESS, "loader.workers=1"), ("loader.persistent=false",)),
+    "loader.prefetch": ("eeg", (ENDLESS, "loader.workers=1", "loader.prefetch=1"), ("loader.prefetch=8",)),
+    "loader.in_order": ("eeg", (ENDLESS, "loader.workers=2"), ("loader.in_order=false",)),
+    "log.every_steps": ("eeg", (ENDLESS, "log.every_steps=1000"), ("log.every_steps=1",)),
+    "log.window_s": ("eeg", (ENDLESS,), ("log.window_s=0",)),
+}
+_OF_A_GPU = "concerns copies to a GPU"
+_NO_STEP = "no step of a trial depends on it"
+# The other keys that one process switches.
+NOT_SHOWN = {
+    "loader.pin_memory": _OF_A_GPU,
+    "loader.non_blocking": _OF_A_GPU,
+    "precision.tf32": "concerns matrix products of a GPU",
+    "loader.timeout_s": _NO_STEP,
+    "log.profile_every_s": "a profiled step is part of no measurement",
+    "log.headless_s": _NO_STEP,
+    "console.refresh_hz": _NO_STEP,
+    "console.on_hangup": _NO_STEP,
+}
+KEYS = switched_by(LOADER, MODEL, AROUND)
 
 
 def measure(options: Options) -> list[Table]:
     """Every case both ways, several times."""
     columns = (
+        "key",
         "workload",
         "change",
         "one process",
@@ -37,36 +63,47 @@ def measure(options: Options) -> list[Table]:
         "quotient",
         "agree",
         "repetitions differ by",
-        "expected",
     )
-    table = Table(TITLE, columns)
-    rounds, budget_s = options.repeats(3, 1), options.seconds(60.0, 20.0, least=2.0)
-    for workload, sets, change in options.cases(case for case in CASES if options.wants(case[0])):
-        ways: tuple[list[Estimate], list[Estimate]] = ([], [])
+    table = Table(TITLE, (*columns, "expected", "rounds"))
+    rounds = options.pairs or options.repeats(4, 1)
+    budget_s = options.seconds(60.0, 20.0, least=2.0)
+    wanted = {
+        key: case
+        for key, case in CASES.items()
+        if options.wants(case[0]) and (not options.only or key in options.only)
+    }
+    for key in options.cases(wanted):
+        workload, sets, change = wanted[key]
+        ways: tuple[list[TrialEvent], list[TrialEvent]] = ([], [])
         for turn in range(rounds):
             for restarts in (False, True) if turn % 2 == 0 else (True, False):
-                say(f"switching: {workload}, {change}, {'pairs' if restarts else 'one process'}")
+                say(f"switching: {key}, {turn + 1} of {rounds}, {'pairs' if restarts else 'one process'}")
                 request = TrialRequest(
-                    Base(workload, None, workload, sets), (change,), budget_s, restarts=restarts
+                    Base(workload, None, workload, sets), change, budget_s, restarts=restarts
                 )
                 event = run_trial(request, lambda _: None, threading.Event())
-                if (found := estimate_of(event)) is not None:
-                    ways[restarts].append(found)
-        table.add(workload, change, *_cells(*ways))
+                say(f"switching: {event.text}")
+                if event.ratio is not None:
+                    ways[restarts].append(event)
+        table.add(key, workload, " ".join(change), *cells(*ways), f"{len(ways[0])} and {len(ways[1])}")
     table.note("quotient: one process over pairs, with its 95 % CI; they agree if it contains 1")
     table.note(
         "expected: what repetitions in one process would differ by if their intervals were complete (sd)"
     )
+    for key, why in NOT_SHOWN.items():
+        table.note(f"not measured on a processor: {key}: {why}")
     return [table]
 
 
-def _cells(together: list[Estimate], pairs: list[Estimate]) -> tuple[str, ...]:
-    if not together or not pairs:
+def cells(together: list[TrialEvent], pairs: list[TrialEvent]) -> tuple[str, ...]:
+    """Of a case: both ratios, their quotient, whether they agree, and what repetitions differ by and should."""
+    first, second = (estimate_of(joined(trials)) if trials else None for trials in (together, pairs))
+    if first is None or second is None:
         return ("n/a",) * 6
-    first, second = joined(together), joined(pairs)
     both = over(first, second)
-    spread = as_percent(stdev(one.ratio for one in together) / first.ratio) if len(together) > 1 else "n/a"
-    expected = as_percent((sum(standard_error(one) ** 2 for one in together) / len(together)) ** 0.5)
+    each = [found for one in together if (found := estimate_of(one)) is not None]
+    spread = as_percent(stdev(one.ratio for one in each) / first.ratio) if len(each) > 1 else "n/a"
+    expected = as_percent((sum(standard_error(one) ** 2 for one in each) / len(each)) ** 0.5)
     agree = "yes" if both.low <= 1 <= both.high else "NO"
     return _shown(first), _shown(second), _shown(both), agree, spread, expected
 

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from .common import LoadWatch, Options, Ratio, Table, say, summarise, undisturbed
+from ndd_engine.hardware.load import LoadWatch
+
+from .common import Options, Ratio, Table, say, summarise, undisturbed
 
 TITLE = "observe: steps of whole runs / those of the bare script, processes of their own"
 COLUMNS = (

@@ -43,8 +43,11 @@ AROUND = "around"  # it concerns what happens around the model, or nothing in a 
 # twice.
 ARITHMETIC, AUGMENTATION, ORDER = "the arithmetic", "random augmentation", "the order of the batches"
 MOST_WORKERS = 16
+# Batches that a worker of torch loads ahead where nothing else is set.
+PREFETCH = 2
 MOST_MICRO = 16  # times the micro-batch of the baseline
 SET = "already set"
+_BACKENDS = ("flash", "efficient", "cudnn", "math")
 _NO_ATTENTION = "this model does not use scaled_dot_product_attention"
 _NO_CONVOLUTIONS = "this model has no convolutions"
 
@@ -70,7 +73,8 @@ class Place:
     gpu: whether there is a CUDA GPU, with its capability if that is known. cores: whole cores of this process. bf16:
     whether the CPU has native bf16, None if unknown. settings: by key, as they are; a missing key is unknown, or no
     setting of this training. model: what is known of it ("attention", "convolutions", "in memory", "unrolled").
-    no_graph: why a step cannot be a CUDA graph. script: whether somebody else's script trains.
+    no_graph: why a step cannot be a CUDA graph. script: whether somebody else's script trains. attention: the backend
+    that torch chose in it, "" if unknown.
     """
 
     gpu: bool
@@ -81,6 +85,7 @@ class Place:
     model: frozenset[str] = frozenset()
     no_graph: str = ""
     script: bool = False
+    attention: str = ""
 
     @property
     def no_gpu(self) -> str:
@@ -221,11 +226,10 @@ def _workers(here: Place) -> Iterator[Candidate]:
 
 
 def _prefetch(here: Place) -> Iterator[Candidate]:
-    now = here.settings.get("loader.prefetch")
-    if here.settings.get("loader.workers") and now:
-        yield Candidate(
-            f"prefetch-{2 * now}", f"{2 * now} batches loaded ahead", (f"loader.prefetch={2 * now}",)
-        )
+    # Without workers it is measured on top of those that are kept, if any are.
+    if here.settings.get("loader.workers") is not None:
+        more = 2 * (here.settings.get("loader.prefetch") or PREFETCH)
+        yield Candidate(f"prefetch-{more}", f"{more} batches loaded ahead", (f"loader.prefetch={more}",))
 
 
 def _non_blocking(here: Place) -> Iterator[Candidate]:
@@ -284,6 +288,21 @@ def _amp(here: Place) -> Iterator[Candidate]:
 
 def _cudnn(here: Place) -> str:
     return here.no_gpu or ("" if here.script or "convolutions" in here.model else _NO_CONVOLUTIONS)
+
+
+def _backends(here: Place) -> Iterator[Candidate]:
+    if "attention" not in here.model:
+        yield Candidate("attention", "attention backend", (), "attention", _NO_ATTENTION)
+        return
+    now = here.settings.get("speed.attention", "auto")
+    if now != "auto":
+        title = "attention backend chosen by torch"
+        yield Candidate("attention-auto", title, ("speed.attention=auto",), "attention")
+    for name in _BACKENDS[:-1] if here.gpu else _BACKENDS[-1:]:
+        if name not in (now, here.attention):
+            yield Candidate(
+                f"attention-{name}", f"attention backend {name}", (f"speed.attention={name}",), "attention"
+            )
 
 
 def _compile(here: Place) -> Iterator[Candidate]:
@@ -424,11 +443,11 @@ _ROWS = (
     ),
     # Kernels.
     Row(
-        "speed.attention", "attention backend chosen by torch", Attention, MODEL,
+        "speed.attention", "attention backend", Attention, MODEL,
         OfLoop(
             "context", _attention, "run attention under torch.nn.attention.sdpa_kernel with the {value} backend",
         ), ARITHMETIC,
-        Once("attention", "auto", lambda here: "" if "attention" in here.model else _NO_ATTENTION),
+        Sweep(", ".join(("attention", *(f"attention-{name}" for name in ("auto", *_BACKENDS)))), _backends),
     ),
     Row(
         "speed.channels_last", "channels-last memory format", ChannelsLast, "",

@@ -99,7 +99,7 @@ class Observer:
         # What the current step is observed for: "", "learn", "profile", "retained", "capture" or "origin"; the steps
         # before one of "learn"; when the next one of "profile" is.
         self._study, self._heard_at, self._profile_due = "", 0, 0
-        self._armed = self._stopped = self._arming = self._told_functions = False
+        self._armed = self._stopped = self._arming = self._told_functions = self._attended = False
         # Steps of other threads while the first one is armed.
         self._uncounted = 0
         self._asides = Asides(self._begin_aside, self._end_aside, self._put_aside)
@@ -486,7 +486,7 @@ class Observer:
         if not self.profiler.begin(sum(self.steps.last_row)):
             self._study = "profile"
             self.steps.retained.begin()
-            self.modules.count(Sizes(self.looks), Tables(self._torch, self.looks))
+            self.modules.count(Sizes(self.looks), Tables(self._torch, self.looks, attends=not self._attended))
             self.steps.graphs.wanted, self.steps.graphs.reached, self.steps.loss_due = True, 0, 0
 
     def _counted(self) -> dict[str, Any]:
@@ -496,6 +496,10 @@ class Observer:
             return {}
         if tables.devices > 1:
             self.emitter.script(data_parallel=tables.devices)
+        if tables.attention is not None:
+            self._attended = True
+            if tables.attention:
+                self.emitter.script(attention=tables.attention)
         sizes.optimizers(self.steps.optimizers())
         sizes.handlers()
         sizes.graph(graphs.reached)

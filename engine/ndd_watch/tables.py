@@ -2,6 +2,8 @@
 
 Hears the calls of modules in a profiled step, see `Modules.watch`. A table counts only if the graph of the loss shows
 that nothing else uses it: where it is also the weight of an output layer, all of its rows have a gradient.
+
+The same look at the graph tells which backend computes attention.
 """
 
 from __future__ import annotations
@@ -22,6 +24,8 @@ LEAST_ROWS, TIMES_READ = 1000, 4
 LEAST_SHARE = 0.05
 # Nodes of a graph that are visited, each for about 2 us; in a larger graph no table counts.
 _VISITED = 10_000
+# Nodes of fused attention, by a part of their name; the composite backend "math" has none.
+_ATTENTION = {"FlashAttention": "flash", "EfficientAttention": "efficient", "CudnnAttention": "cudnn"}
 
 
 @dataclass
@@ -41,9 +45,13 @@ class _Table:
 
 
 class Tables:
-    """devices: those of a DataParallel that was called, if there are several."""
+    """devices: those of a DataParallel that was called, if there are several.
 
-    def __init__(self, torch: Any, looks: Looks) -> None:
+    attention: its backend, "" where a graph has no fused attention, None if no graph was looked at for it.
+    """
+
+    def __init__(self, torch: Any, looks: Looks, attends: bool = False) -> None:
+        """attends: whether to look for attention."""
         self._looks, self._grad_enabled = looks, torch.is_grad_enabled
         self._kinds = torch.nn.Embedding, torch.nn.EmbeddingBag
         self._threaded = torch.nn.DataParallel
@@ -51,6 +59,8 @@ class Tables:
         self._tables: dict[int, _Table] = {}
         self._roots: dict[int, weakref.ref[Any]] = {}
         self.devices = 0
+        self.attention: str | None = None
+        self._attends = attends
 
     def enters(self, module: Any, depth: int, given: Any) -> None:
         """A module is called, so many calls deep, with these arguments."""
@@ -86,11 +96,17 @@ class Tables:
             key: [] for key, table in self._tables.items() if self._shape(table)[0] >= LEAST_ROWS
         }
         node = loss.grad_fn
-        if not users or node is None:
+        if not (users or self._attends) or node is None:
             return
+        if self._attends:
+            self.attention = self.attention or ""
         seen, left = {node._sequence_nr()}, [node]
         while left and len(seen) <= _VISITED:
             node = left.pop()
+            if self._attends and not self.attention:
+                self.attention = _attention(class_name(type(node)))
+                if self.attention and not users:
+                    return
             for one, _ in node.next_functions:
                 if one is None:
                     continue
@@ -154,3 +170,10 @@ class Tables:
 def _weight(module: Any) -> Any:
     parameters = attribute(module, "_parameters")
     return parameters.get("weight") if type(parameters) is dict else None
+
+
+def _attention(name: str) -> str:
+    """The backend of a node of fused attention; "" for any other node."""
+    if not name.startswith("ScaledDotProduct"):
+        return ""
+    return next((backend for part, backend in _ATTENTION.items() if part in name), "")

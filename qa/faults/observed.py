@@ -12,11 +12,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common import LoadWatch, say
+from benchmarks.common import say
 
 from ndd_engine.diagnose import diagnose
 from ndd_engine.diagnose.finding import Finding
 from ndd_engine.errors import NddError
+from ndd_engine.hardware.load import LoadWatch
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, WindowEvent
 from ndd_engine.record.file import RunReader

@@ -29,7 +29,6 @@ import torch
 import torch.distributed as dist
 from benchmarks.common import (
     STATISTICS,
-    LoadWatch,
     Options,
     Table,
     Target,
@@ -43,6 +42,7 @@ from benchmarks.rival_loops import Bare
 from torch.nn.parallel import DistributedDataParallel
 
 from ndd_engine.config import read
+from ndd_engine.hardware.load import LoadWatch
 from ndd_engine.train.parallel.rank_loop import RankLoop
 from ndd_engine.train.parallel.rank_place import place
 from ndd_engine.train.prepare import prepare_run

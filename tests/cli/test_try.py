@@ -147,3 +147,15 @@ def test_ctrl_c_while_a_line_is_printed_stops_after_it(
         say("a line")
         assert stop.is_set() and stop.exit_status == 130 and stream.written == len("a line\n")
     assert capfd.readouterr().err
+
+
+def test_waiting_for_another_trial_is_one_line() -> None:
+    """Its text has how long the other one has lasted, which was a new line every tenth of a second."""
+    stream = io.StringIO()
+    shown = TrialProgress(stream)
+    for process, tenths in ((7, 1), (7, 2), (7, 3), (9, 1), (9, 2)):
+        text = f"waiting for the trial of a=1 (process {process}, for {tenths}00 ms) on cpu"
+        shown.look(Progress(text, 0.0, 60.0))
+    shown.look(Progress("preparing", 1.0, 60.0))
+    first, second, last = stream.getvalue().splitlines()
+    assert "process 7" in first and "process 9" in second and last.endswith("preparing")

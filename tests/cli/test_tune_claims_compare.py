@@ -110,10 +110,12 @@ def test_ctrl_c_prints_the_results_so_far(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workload", ["antispoof", "chartext", "finetune", "eeg", "summarise"])
-def test_the_help_of_tune_lists_what_only_accepts(workload: str) -> None:
+@pytest.mark.parametrize(("gpu", "attention"), [(True, "auto"), (True, "math"), (False, "auto")])
+def test_the_help_of_tune_lists_what_only_accepts(workload: str, gpu: bool, attention: str) -> None:
     listed = ", ".join(ONLY).split(", ")
-    config = read(workload=workload, sets=["batch.accumulation=4", "loader.persistent=false"]).resolve()
-    for candidate in candidates(trained(Place(True, 4), config)):
+    sets = ["batch.accumulation=4", "loader.persistent=false", f"speed.attention={attention}"]
+    config = read(workload=workload, sets=sets).resolve()
+    for candidate in candidates(trained(Place(gpu, 4), config)):
         for name in filter(None, (candidate.name, candidate.group)):
             assert re.sub(r"\d+$", "N", name) in listed or name in listed, name
 

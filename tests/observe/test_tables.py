@@ -126,3 +126,30 @@ def test_a_script_with_data_parallel(tmp_path: Path) -> None:
     assert not ran.status, ran.errors
     assert ran.of("run")[-1]["config"]["script"]["data_parallel"] == 2
     assert ran.of("functions")[-1]["tables"][0][0] == "Parallel.module.encoder.table"
+
+
+def attention(loss: Tensor, attends: bool = True) -> str | None:
+    tables = Tables(torch, Looks(torch), attends)
+    tables.loss(loss)
+    tables.loss(torch.ones(2, requires_grad=True).sum())  # another loss of the same step
+    return tables.attention
+
+
+def test_the_backend_of_attention_is_in_the_graph() -> None:
+    x = torch.randn(1, 2, 8, 4, requires_grad=True)
+    fused = summed(functional.scaled_dot_product_attention(x, x, x))
+    assert attention(fused) == "flash" and attention(fused, attends=False) is None
+    assert attention(summed(torch.softmax(x @ x.mT, -1) @ x)) == ""  # by hand: no backend can be chosen
+
+
+def test_a_node_of_the_script_is_no_attention() -> None:
+    class ScaledDotProduct(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, given: Tensor) -> Tensor:
+            return given * 1
+
+        @staticmethod
+        def backward(ctx: Any, *given: Any) -> Any:
+            return given[0]
+
+    assert attention(summed(ScaledDotProduct.apply(torch.randn(3, requires_grad=True)))) == ""

@@ -21,6 +21,7 @@ from ndd_engine.trial.blocks import (
     plan_switches,
     switched_off,
 )
+from ndd_engine.trial.estimates import ENOUGH, Usual
 from ndd_engine.trial.outcome import differences
 
 
@@ -219,3 +220,10 @@ def sections(text: str) -> dict[str, dict[str, object]]:
             value = json.loads(value)
         found.setdefault(section, {"epochs": 1} if section == "run" else {})[key] = value
     return found
+
+
+@pytest.mark.parametrize(("start_s", "pairs"), [(4.0, ENOUGH), (25.0, 2), (60.0, 1)])
+def test_a_single_pair_is_planned_only_where_no_other_fits(start_s: float, pairs: int) -> None:
+    """It cannot tell a gain of 5 %, however well the machine is known."""
+    found, _ = plan_pairs(60.0 - 2.0, start_s, 2.2, Usual(0.003**2, 40.0))
+    assert found >= pairs if pairs == ENOUGH else found == pairs

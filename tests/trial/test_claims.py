@@ -259,8 +259,14 @@ def test_compiling_is_judged_over_the_guides_steps_and_told_for_longer_runs() ->
 def test_memory_is_a_ratio_of_peaks_of_the_same_trial(peak: int, verdict: str) -> None:
     found = trial("faster", 1.4)
     bench = Constant(replace(found, change={**found.change, "peak_bytes": peak}))
-    assert measured("C5", bench).verdict == verdict
+    claim = measured("C5", bench)
+    assert claim.verdict == verdict
     assert len(bench.requests) == 1
+    (part,) = (part for part in claim.parts if part.part.kind == "memory")
+    # It has an interval also from a single pair of processes.
+    assert part.found is not None and part.found.value.low is not None and part.found.value.high is not None
+    assert part.found.value.low < peak / 1000 < part.found.value.high
+    assert any("95 % CI" in line and "from one pair of processes" in line for line in conditions(claim))
 
 
 def ratio(result: ClaimResult) -> float:

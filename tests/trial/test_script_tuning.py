@@ -47,7 +47,8 @@ HERE = Place(gpu=False, cores=2, bf16=False)
 
 def test_what_applies_to_a_script_on_a_cpu(tmp_path: Path) -> None:
     assert [one.name for one in candidates_for(identity(tmp_path), (), HERE)] == [
-        "cache", "workers-1", "workers-2", "persistent", "threads-1", "fused", "flush-denormal", "compile",
+        "cache", "workers-1", "workers-2", "persistent", "prefetch-4", "threads-1", "fused",
+        "flush-denormal", "compile",
     ]  # fmt: skip
 
 
@@ -59,9 +60,9 @@ READ_AHEAD = {"workers": 2, "prefetch": 2, "pin_memory": False}
     ("here", "loader", "convolutions", "tried"),
     [
         (GPU, READ_AHEAD, True, {"prefetch-4", "non-blocking", "channels-last"}),
-        (GPU, {**READ_AHEAD, "workers": 0}, False, {"non-blocking"}),
+        (GPU, {**READ_AHEAD, "workers": 0}, False, {"prefetch-4", "non-blocking"}),
         (HERE, READ_AHEAD, True, {"prefetch-4", "channels-last"}),
-        (HERE, {}, False, set()),
+        (HERE, {}, False, {"prefetch-4"}),
     ],
 )
 def test_what_can_matter_only_sometimes_is_tried_then(
@@ -75,6 +76,35 @@ def test_what_can_matter_only_sometimes_is_tried_then(
     assert sets.keys() & {"prefetch-4", "non-blocking", "channels-last"} == tried
     if here.gpu:  # a copy from memory that is not pinned waits anyway
         assert sets["non-blocking"] == ("loader.pin_memory=true", "loader.non_blocking=true")
+
+
+@pytest.mark.parametrize(
+    ("here", "attention", "tried"),
+    [
+        (HERE, "flash", ["math"]),
+        (GPU, "flash", ["efficient", "cudnn"]),
+        (GPU, "efficient", ["flash", "cudnn"]),
+        (GPU, "", []),
+    ],
+)
+def test_other_backends_are_tried_where_a_script_computes_attention(
+    tmp_path: Path, here: Place, attention: str, tried: list[str]
+) -> None:
+    run = identity(tmp_path, device="cuda:0" if here.gpu else "cpu")
+    run.config["script"].update({"attention": attention} if attention else {})
+    found = [one for one in candidates_for(run, (), here) if one.name.startswith("attention")]
+    assert [one.sets for one in found] == [(f"speed.attention={name}",) for name in tried]
+
+
+def test_batches_are_loaded_further_ahead_once_there_are_workers(tmp_path: Path) -> None:
+    bench = Bench({"loader.workers=2": trial("faster", 2.0)})
+    tune(tmp_path, bench)
+    assert bench.of("loader.prefetch=4").base.sets == ("loader.workers=2",)
+    (tmp_path / "without").mkdir()
+    bench = Bench({})
+    state, _ = tune(tmp_path / "without", bench)
+    (row,) = (row for row in state.rows if row.candidate.name == "prefetch-4")
+    assert row.state == "skipped" and "needs workers" in row.reason
 
 
 def test_what_the_diagnosis_proposes_is_tried_first(tmp_path: Path) -> None:

@@ -152,6 +152,43 @@ def test_workers_never_outnumber_the_cores_and_end_when_two_did_not_help() -> No
     assert row(found, "workers-4").state == "kept" and row(found, "workers-8").state == "dropped"
 
 
+@pytest.mark.parametrize(
+    ("workload", "gpu", "sets", "tried"),
+    [
+        ("chartext", False, (), ["math"]),
+        ("chartext", False, ("speed.attention=math",), ["auto"]),
+        ("finetune", True, (), ["flash", "efficient", "cudnn"]),
+        ("finetune", True, ("speed.attention=flash",), ["auto", "efficient", "cudnn"]),
+        ("package.module:factory", False, ("run.epochs=1",), ["math"]),
+        ("eeg", True, (), []),
+    ],
+)
+def test_other_backends_of_attention_are_tried(
+    workload: str, gpu: bool, sets: tuple[str, ...], tried: list[str]
+) -> None:
+    here = Place(gpu=gpu, cores=2, capability=(9, 0))
+    found = candidates(trained(here, read(None, sets, workload).resolve()))
+    names = [one.sets for one in found if one.name.startswith("attention") and not one.missing]
+    assert names == [(f"speed.attention={name}",) for name in tried]
+
+
+def test_no_other_backend_is_tried_where_the_model_has_no_attention() -> None:
+    missing = trial("no difference", in_effect=False, not_in_effect="this model calls no attention")
+    bench = Bench({"speed.attention=flash": missing})
+    state = tune(bench, "run.seed=1", workload="finetune", machine=machine(gpu=True))
+    assert row(state, "attention-flash").state == "dropped"
+    assert row(state, "attention-cudnn").state == "skipped"
+    assert "not in effect" in row(state, "attention-cudnn").reason
+
+
+def test_batches_are_loaded_further_ahead_where_workers_were_kept() -> None:
+    bench = Bench({"loader.workers=1": trial("faster", 2.0)})
+    tune(bench, *NDD, machine=machine(cores=1))
+    assert bench.of("loader.prefetch=4").base.sets == ("loader.workers=1",)
+    found = row(tune(Bench({})), "prefetch-4")
+    assert found.state == "skipped" and "needs workers" in found.reason
+
+
 def test_more_workers_are_tried_before_fewer_and_none_at_all() -> None:
     state = tune(Bench({}), *NDD, "loader.workers=4", machine=machine(cores=16))
     order = [item.candidate.name for item in state.rows if item.candidate.name.startswith("workers")]
@@ -306,6 +343,11 @@ def test_a_change_of_the_arithmetic_is_not_kept_without_its_losses() -> None:
     state = tune(Bench(results))
     assert [item.candidate.name for item in state.kept] == ["gather"]
     assert "no loss was recorded" in row(state, "threads-1").reason
+
+
+def test_what_is_kept_under_load_is_told_to_be() -> None:
+    busy = trial("faster", load="other processes used 1.6 of 2 cores")
+    assert busy.load in row(tune(Bench({"loader.fetch=auto": busy})), "gather").reason
 
 
 def test_a_failure_after_something_was_measured_keeps_it() -> None:

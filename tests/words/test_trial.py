@@ -51,3 +51,6 @@ def test_the_facts_name_what_needs_attention() -> None:
     )
     assert worse.warn == {"in effect", "loss"} and dict(worse.rows)["in effect"] == "no: tf32"
     assert dict(worse.rows)["break-even"] == "after 9 optimizer steps"
+    busy = "other processes used 1.6 of 2 cores"
+    loaded = trial_facts(replace(event, load=busy))
+    assert loaded.warn == {"load"} and dict(loaded.rows)["load"] == busy

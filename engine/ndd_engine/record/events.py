@@ -551,7 +551,8 @@ class TrialEvent(Event):
     which the change breaks even, null if it is not faster. base, change: measurements of baseline and candidate, see
     trial.request.SideFacts. cause: id of the finding that proposed the change, or null.
     edit: SHA-256 of the edited file of a script, if it trained in a scratch copy as the change did; "" without one.
-    edit_refused: why the edit is not shown.
+    edit_refused: why the edit is not shown. load: that other processes left no core free while it measured on a CPU; ""
+    if they did.
     """
 
     type: ClassVar[str] = "trial"
@@ -581,6 +582,7 @@ class TrialEvent(Event):
     cause: str | None = None
     edit: str = ""
     edit_refused: str = ""
+    load: str = ""
 
 
 @dataclass(frozen=True, slots=True)

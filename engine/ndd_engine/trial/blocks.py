@@ -214,16 +214,17 @@ def plan_pairs(left_s: float, start_s: float, abba_s: float, usual: Usual | None
     """(pairs of processes, ABBA blocks per pair) with the narrowest expected interval; (0, 0) if nothing fits.
 
     left_s: seconds left, with the first pair started. start_s: to start another pair. abba_s: of a block. At least
-    ENOUGH pairs if they fit. usual: the difference between processes.
+    ENOUGH pairs if they fit, otherwise two. usual: the difference between processes.
     """
     usual = usual or Usual()
-    found: list[tuple[bool, float, int, int]] = []
+    found: list[tuple[bool, bool, float, int, int]] = []
     for pairs in range(1, MOST_PAIRS + 1):
         blocks = int((left_s - (pairs - 1) * start_s) / (pairs * abba_s))
         if blocks < FEWEST_ABBA:
             break
-        found.append((pairs < ENOUGH, reach(usual, pairs, blocks, abba_s), pairs, blocks))
-    return min(found)[2:] if found else (0, 0)
+        # Few changes are so large that a single pair can tell.
+        found.append((pairs < ENOUGH, pairs == 1, reach(usual, pairs, blocks, abba_s), pairs, blocks))
+    return min(found)[3:] if found else (0, 0)
 
 
 def plan_blocks(

@@ -22,7 +22,7 @@ from ndd_engine.text import duration, number, printable
 from ndd_watch.changes import Place
 
 from .compare import Interval, Recorded, Stretch, host_ns_of, observe, rate, ratio, spread
-from .estimates import CONFIDENCE, Estimate, Usual, estimate, joined
+from .estimates import CONFIDENCE, Estimate, Usual, estimate, interval, joined
 from .outcome import History, breaks_even, startup_s, with_interval
 from .trial import run_trial
 from .trial_request import Base, Measure, Progress, TrialRequest
@@ -254,9 +254,15 @@ class Measurer:
             raise NotMeasuredError("the peak memory is unknown")
         pairs = list(zip(trial.base.get("peaks", []), trial.change.get("peaks", []), strict=False))
         found = estimate([math.log(candidate / base) for base, candidate in pairs if base and candidate])
-        if found is None:
-            return Found(Interval.exact(after / before), "from one pair of processes")
-        return Found(_of(found), f"from {found.blocks} pairs of processes")
+        if found is not None:
+            return Found(_of(found), f"from {found.blocks} pairs of processes")
+        # The allocator and the order of threads differ from start to start, as the speed does.
+        usual = Usual()
+        value = Interval(after / before, *interval(after / before, usual.sd, usual.df))
+        note = (
+            f"from one pair of processes, which are taken to differ by {usual.sd * 100:.2g} % in their memory"
+        )
+        return Found(value, note)
 
     # Observed runs.
 

@@ -116,10 +116,11 @@ def result(
     seconds: float,
     note: str = "",
     doubt: str = "",
+    load: str = "",
 ) -> TrialEvent:
     """The event. reason: why it is inconclusive or failed. sides: baseline, candidate. note: why losses are unknown.
 
-    doubt: a reason why losses may differ that is not the change.
+    doubt: a reason why losses may differ that is not the change. load: see TrialEvent.
     """
     base, change = sides
     in_effect, why_not = effect(change, changed)
@@ -155,6 +156,7 @@ def result(
         base=base.to_dict(),
         change=change.to_dict(),
         cause=request.cause,
+        load=load if change.device == "cpu" and found is not None else "",
     )
     return replace(event, text=sentence(event, reason))
 
@@ -170,6 +172,8 @@ def sentence(event: TrialEvent, reason: str = "") -> str:
             head += f", {source}"
     # "out of memory on cuda:0 in forward" repeats the verdict.
     parts = [reason if reason.startswith(head) else head + (f": {reason}" if reason else "")]
+    if event.load:
+        parts.append(under_load(event))
     if event.in_effect is not None:
         parts.append("in effect" if event.in_effect else f"not in effect: {event.not_in_effect}")
     before, after = event.base.get("peak_bytes"), event.change.get("peak_bytes")
@@ -185,6 +189,11 @@ def sentence(event: TrialEvent, reason: str = "") -> str:
     if event.break_even_steps:
         parts.append(breaks_even(event.break_even_steps))
     return "; ".join(parts)
+
+
+def under_load(event: TrialEvent) -> str:
+    """That the ratio is one on a busy machine; "" if it is not."""
+    return f"{event.load}, and on a free machine the ratio may be another" if event.load else ""
 
 
 def interval_source(event: TrialEvent) -> str:

@@ -17,6 +17,7 @@ from typing import Self
 from ndd_engine.child import StoppedError
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import UsageError
+from ndd_engine.hardware.load import LoadWatch
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import duration
 from ndd_engine.train.request import preflight
@@ -102,6 +103,7 @@ class Trial:
         self._sides, self._budget = sides, sides.budget
         self._exclusive = False
         self._history = History()
+        self._load = LoadWatch()
         # Seconds to start a pair of processes, and of a block.
         self._start_s = self._abba_s = 0.0
 
@@ -126,7 +128,7 @@ class Trial:
         found = self._replicates.estimate()
         return result(
             self.request, verdict, reason, found, (facts[0], facts[1]), self._sides.changed, self._budget.elapsed_s,
-            self._sides.note, self._sides.doubt,
+            self._sides.note, self._sides.doubt, self._load.taken(),
         )  # fmt: skip
 
     def _measure(self) -> tuple[str, str]:

@@ -27,7 +27,7 @@ from ndd_engine.train.request import preflight
 from ndd_watch.changes import ARITHMETIC, SET, TABLE, Candidate, Place, candidates
 
 from .estimates import estimate_of, judged, over
-from .outcome import breaks_even, flatten, times, with_interval
+from .outcome import breaks_even, flatten, times, under_load, with_interval
 from .sides import SideProcess
 from .trial import run_trial
 from .trial_request import Base, Measure, Progress, TrialRequest
@@ -76,10 +76,11 @@ def observed(place: Place, seen: Mapping[str, Any], device: str, threads: int | 
     """A machine on which a script was observed. seen: its recorded configuration."""
     known = flatten({key: value for key, value in seen.items() if key != "script"})
     script = seen.get("script")
-    model = {"convolutions"} if isinstance(script, Mapping) and script.get("convolutions") else set[str]()
+    facts: Mapping[str, Any] = script if isinstance(script, Mapping) else {}
     return replace(
         place, gpu=device.startswith("cuda"), settings={**known, "run.threads": threads}, script=True,
-        model=frozenset(model),
+        model=frozenset(name for name in ("attention", "convolutions") if facts.get(name)),
+        attention=str(facts.get("attention") or ""),
     )  # fmt: skip
 
 
@@ -314,6 +315,13 @@ class Tuning:
         failed = len([row for row in tried if row.state == "dropped"])
         if tried and tried[-1].state == "dropped" and failed >= PATIENCE.get(group, len(tried) + 1):
             return f"{tried[-1].candidate.title} did not help"
+        if (
+            group == "attention"
+            and tried
+            and tried[-1].trial is not None
+            and tried[-1].trial.in_effect is False
+        ):
+            return f"{tried[-1].candidate.title} was not in effect"
         # If bf16 helps, fp16 with its loss scaling gains nothing more.
         if group == "amp" and any(row.state == "kept" for row in tried):
             return f"{tried[0].candidate.title} was kept"
@@ -383,6 +391,8 @@ def _judged(trial: TrialEvent, max_steps: int | None) -> tuple[bool, str]:
         parts.append("losses close, not identical")
     elif trial.loss == "not comparable":
         parts.append(f"losses not comparable{f' ({trial.loss_text})' if trial.loss_text else ''}")
+    if trial.load:
+        parts.append(under_load(trial))
     return True, "; ".join(parts)
 
 

@@ -216,7 +216,9 @@ class TrialProgress(ProgressLines):
             self._shown = True
             return
         self._elapsed_s = progress.elapsed_s
-        self.stage((progress.doing.partition(":")[0], progress.abba_blocks), text)
+        # Neither a part of a stage nor how long another trial has lasted is a new line.
+        stage = progress.doing.partition(":")[0].partition(", for ")[0]
+        self.stage((stage, progress.abba_blocks), text)
 
     def news(self, text: str) -> None:
         """A line of its own."""

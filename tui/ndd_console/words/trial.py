@@ -93,10 +93,15 @@ def trial_facts(trial: TrialEvent, title: str = "") -> Facts:
     sides = ((label, trial.base.get(key), trial.change.get(key), shown) for label, key, shown in _FIGURES)
     steps = trial.break_even_steps
     pays_off = f"after {counted(steps, 'optimizer step')}" if steps else "immediately: no extra setup time"
-    attention = {"in effect": trial.in_effect is False, "loss": trial.loss == "differs"}
+    attention = {
+        "in effect": trial.in_effect is False,
+        "loss": trial.loss == "differs",
+        "load": bool(trial.load),
+    }
     return Facts.of(
         ("interval", interval),
         ("baseline", f"{trial.against}; measured for {took}{where}"),
+        ("load", trial.load),
         ("in effect", effect),
         ("loss", trial.loss + (f": {trial.loss_text}" if trial.loss_text else "")),
         *(
