@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from ndd_engine.text import MISSING, counted, duration, finite, number, size
+from ndd_engine.text import MISSING, duration, finite, number, size
 
 # How values are formatted; "plain" values carry a unit of their own.
 Kind = Literal["plain", "share", "bytes", "seconds"]
@@ -65,8 +65,3 @@ def interval_text(ratio: float | None, low: float | None, high: float | None) ->
     if low is None or high is None:
         return times(ratio)
     return f"{times(ratio)} ({times(low)[:-1]} to {times(high)[:-1]})"
-
-
-def pairs_text(pairs: int) -> str:
-    """ " of 6 pairs of processes", "" if the number is unknown."""
-    return f" of {counted(pairs, 'pair')} of processes" if pairs else ""
