@@ -305,8 +305,12 @@ class Loop:
         """At what this process keeps, since its memory grows."""
         self._window()  # the look belongs to no window
         gc.unfreeze()  # frozen by `prepare_run`: frozen objects are in no look
+        found = None
         try:
-            found = self._holders.look(self.step, sys._getframe())
+            with contextlib.suppress(
+                Exception
+            ):  # whatever this process keeps: a look that fails does not end training
+                found = self._holders.look(self.step, sys._getframe())
         finally:
             gc.freeze()
         self.reporter.skip()
