@@ -16,7 +16,7 @@ from ndd_console.jobs.log_tail import LogTail
 from ndd_console.screens.base import KeyScreen
 from ndd_console.screens.dialogs import Question
 from ndd_console.screens.live import MESSAGE_S, LiveScreen
-from ndd_console.screens.pages import SettingsScreen, StartScreen
+from ndd_console.screens.pages import HelpScreen, SettingsScreen, StartScreen
 from ndd_console.screens.trial import TrialScreen
 from ndd_console.view.keys import NEEDS, TABLES
 from ndd_console.view.style import Look
@@ -114,6 +114,28 @@ async def test_the_wheel_scrolls_a_page() -> None:
             await pilot._post_mouse_events([events_scroll_down()], offset=(5, 5))
         await pilot.pause(0.05)
         assert "loader workers" not in text_of(app)
+
+
+async def test_the_footer_of_a_page_scrolls_and_every_page_has_help() -> None:
+    app = with_finding()
+    async with app.run_test(size=(80, 12)) as pilot:
+        await press(pilot, "d")
+        assert "loader workers" in text_of(app)
+        await click_on(pilot, "space next page")
+        assert "loader workers" not in text_of(app)
+        for key in ("d", "t"):
+            await press(pilot, "escape", key, "question_mark")
+            assert isinstance(app.screen, HelpScreen) and "one line up or down" in text_of(app)
+            await press(pilot, "question_mark")
+            assert not isinstance(app.screen, HelpScreen)
+
+
+async def test_escape_does_not_close_the_home_screen() -> None:
+    home = ConsoleApp(None, FakeHome())
+    async with home.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "EEG forecasters" in text_of(home))
+        await press(pilot, "enter", "escape", "escape")
+        assert home.is_running and "EEG forecasters" in text_of(home)
 
 
 def events_scroll_down() -> Any:

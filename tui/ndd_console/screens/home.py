@@ -20,10 +20,11 @@ from ndd_engine.text import MISSING, foreign
 
 from .base import WidgetScreen
 from .dialogs import TextQuestion
-from .pages import ComparisonScreen, HelpScreen, StartScreen
+from .pages import ComparisonScreen, StartScreen
 
 DEFAULT_EPOCHS = 1
 SLOGAN = "train PyTorch models and see where the time goes"
+NO_RUNS = "no runs yet; to observe a script of your own: ndd-console run -- python train.py"
 _LOADING: Row = (("loading…", "dim"),)
 # From one look at the runs to the next.
 REFRESH_S = 2.0
@@ -58,7 +59,7 @@ def entries(workloads: Sequence[StartRow] | None, runs: Sequence[RunRow] | None,
         shown.append(Entry(row, (line,)))
     if workloads is None:
         shown.append(Entry(None, (BLANK, rule("built-in workloads", width), _LOADING)))
-    none: Row = () if runs else _LOADING if runs is None else (("no runs yet", "dim"),)
+    none: Row = () if runs else _LOADING if runs is None else ((NO_RUNS, "dim"),)
     columns, *lines = aligned([_COLUMNS, *map(_run_cells, runs or ())], width, 0, (5, 4, 3, 2))
     shown.append(Entry(None, (BLANK, rule("runs", width), none or columns)))
     return [*shown, *(Entry(run, (line,)) for run, line in zip(runs or (), lines, strict=True))]
@@ -199,15 +200,8 @@ class HomeScreen(WidgetScreen):
         self.say("")
         self.refresh_runs()
 
-    def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(self.look, self.help_keys()))
-
     def action_close_message(self) -> None:
-        """Close the message, or the screen if there is none."""
-        if self.message[0]:
-            self.say("")
-        else:
-            self.action_quit()
+        self.say("")
 
     def action_quit(self) -> None:
         self._leave()

@@ -23,7 +23,6 @@ from ndd_engine.errors import NddError
 from ndd_engine.text import MISSING, duration, foreign, number, size
 
 from .base import WidgetScreen
-from .pages import HelpScreen
 
 if TYPE_CHECKING:
     from ndd_console.jobs.folder import StartRow
@@ -370,9 +369,6 @@ class WizardScreen(WidgetScreen):
     def action_close(self) -> None:
         self.source.stop()
         self._leave("")
-
-    def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(self.look, self.help_keys()))
 
     def action_back(self) -> None:
         """Stop running work; else the page before."""

@@ -49,8 +49,8 @@ def formatter(kind: Kind, unit: str = "") -> Callable[[float | None], str]:
 
 
 def times(ratio: float) -> str:
-    """A speed ratio: "1.42x", "12.3x"."""
-    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x"
+    """A speed ratio with three digits: "1.42x", "12.3x"."""
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.3g}x"
 
 
 def at_most(ceiling: float) -> str:
