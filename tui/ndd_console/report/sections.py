@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 
 from ndd_console.view.style import STATUS
 from ndd_console.words.blocks import TONES, Block, Facts, Page, Section, Table, Text
+from ndd_console.words.figures import moment
 from ndd_console.words.finding import verdict as finding_block
 from ndd_console.words.run import LOST, epoch_text, steps_text
 from ndd_console.words.step import is_script
@@ -54,7 +54,7 @@ def page(report: Report) -> Page:
         subtitle=", ".join(str(word) for word in words if word),
         status=(snapshot.status, TONES.get(STATUS.get(snapshot.status, ("", ""))[1], "")),
         summary=_summary(report),
-        made=f"written {_date(report.made_t)} from {number(report.data.bytes_read)} bytes of record",
+        made=f"written {moment(report.made_t)} from {number(report.data.bytes_read)} bytes of record",
         sections=tuple(Section(key, title, _guarded(build, report)) for key, title, build in parts),
     )
 
@@ -65,10 +65,6 @@ def _guarded(build: Callable[[Report], list[Block]], report: Report) -> tuple[Bl
     except _DAMAGE as error:
         text = f"This part of the record cannot be shown: {type(error).__name__}: {error}"
         return (Text(text, "warn"),)
-
-
-def _date(t: float | None) -> str:
-    return MISSING if t is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(t))
 
 
 def _summary(report: Report) -> Text:
@@ -134,9 +130,9 @@ def identity(report: Report) -> list[Block]:
         ("steps", steps_text(snapshot, run)),
         ("epoch", epoch_text(snapshot, run)),
         ("versions", ", ".join(f"{name} {value}" for name, value in run.versions.items()) or MISSING),
-        ("started", _date(snapshot.started_t)),
+        ("started", moment(snapshot.started_t)),
         ("time", ", ".join(f"{duration(seconds)} {kind}" for seconds, kind in times if seconds)),
-        *(("resumed", f"from step {number(at.step)}, {_date(at.t)}") for at in data.resumed),
+        *(("resumed", f"from step {number(at.step)}, {moment(at.t)}") for at in data.resumed),
         ("ended", f"{end.status}, exit status {end.exit_status}" if end else ""),
         ("checkpoint", (end.checkpoint or MISSING) if end else ""),
         ("record", str(report.directory.path)),

@@ -201,7 +201,7 @@ class WidgetScreen(KeyScreen):
         self.body = body
         self._instead = Lines(look, classes="instead")
         self._instead.display = False
-        self.message: tuple[str, str] = ("", "text")
+        self.message = ("", "text")
         self._sized: Size | None = None
 
     def parts(self) -> tuple[Widget, ...]:
@@ -221,6 +221,12 @@ class WidgetScreen(KeyScreen):
         if event.size != self._sized:  # Textual repeats the event while a terminal contradicts itself
             self._sized = event.size
             self.call_after_refresh(self.paint)  # whether a text scrolls depends on its height
+
+    def on_option_list_option_highlighted(self) -> None:
+        """Other keys may work now; why one did not is no longer of use."""
+        if self.message[0] in NEEDS.values():
+            self.message = ("", "text")
+        self.paint_if_current()
 
     def paint_if_current(self) -> None:
         """Draw the screen if it is not below another one, whose end draws it."""

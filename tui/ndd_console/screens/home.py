@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ndd_console.jobs.folder import StartRow
-from ndd_console.jobs.run_sources import HomeFolder, RunRow
+from ndd_console.jobs.run_sources import RUN_COLUMNS, HomeFolder, RunRow
 from ndd_console.render.rows import block_rows
 from ndd_console.view.frame import Entry
 from ndd_console.view.keys import HOME_KEYS
@@ -28,9 +26,9 @@ NO_RUNS = "no runs yet; to observe a script of your own: ndd-console run -- pyth
 _LOADING: Row = (("loading…", "dim"),)
 # From one look at the runs to the next.
 REFRESH_S = 2.0
-_LIST = 8  # rows of the list that have priority over the machine
+_LIST = 15  # rows of the list that have priority over the machine
 _MOST_DIGITS = 6
-_COLUMNS: list[Span] = [(name, "dim") for name in ("run", "status", "step", "best", "started", "workload")]
+_COLUMNS: list[Span] = [(name, "dim") for name in RUN_COLUMNS]
 
 
 def heading(machine: Sequence[Block] | None, width: int, room: int) -> list[Row]:
@@ -70,19 +68,9 @@ def _start_cells(row: StartRow) -> list[Span]:
 
 
 def _run_cells(row: RunRow) -> list[Span]:
-    # A run that ended while it was prepared has no steps; where a script ends is not known.
-    step = f"{row.step:,}" + (f" of {row.total_steps:,}" if row.total_steps else "")
-    step = step if row.step or row.total_steps else "not started"
-    texts = (step, row.best or MISSING, when(row.started_t))
-    figures = [(text, "text" if text != MISSING else "dim") for text in texts]
-    return [(row.name, "bold"), status_span(row.status), *figures, (row.workload, "dim")]
-
-
-def when(t: float | None) -> str:
-    """Local date and time: "03-14 15:09"."""
-    with contextlib.suppress(ValueError, OverflowError, OSError):  # not a time
-        return MISSING if t is None else time.strftime("%m-%d %H:%M", time.localtime(t))
-    return MISSING
+    name, status, *figures, workload = row.texts
+    spans = [(text, "text" if text != MISSING else "dim") for text in figures]
+    return [(name, "bold"), status_span(status), *spans, (workload, "dim")]
 
 
 class HomeScreen(WidgetScreen):
@@ -153,9 +141,6 @@ class HomeScreen(WidgetScreen):
         if need == "wizard":
             return self._wizard is not None
         return isinstance(self.body.chosen, RunRow if need == "run" else StartRow)
-
-    def on_option_list_option_highlighted(self) -> None:
-        self.paint()  # other keys may work
 
     def on_option_list_option_selected(self) -> None:
         self.action_use("open")

@@ -233,7 +233,7 @@ class TrialScreen(WidgetScreen):
         if job is not None and not job.done:
             self.show(progress=job.progress)
         elif job is not None:
-            self._job = None
+            self._job, self.message = None, ("", "text")
             self.show(stage="result", stopping=False, saved="", result=job.result, problem=job.problem)
         elif self._refusal and self.view.stage == "choose":
             before, self._refusal = self._refusal, self._trials.refusal()

@@ -10,7 +10,7 @@ from ndd_engine.trial.estimates import judged
 from ndd_engine.trial.trial_request import Progress
 
 from .bars import progress_line
-from .rows import BLANK, cells, ends, shorten
+from .rows import BLANK, cells, ends, paragraph
 from .style import Row
 
 _LOW, _HIGH = 0.8, 1.4  # the scale covers at least this range
@@ -66,8 +66,9 @@ def progress_rows(progress: Progress, stage: str, width: int, *, plot: bool = Tr
     """What is measured, how much of the budget is spent, and the ratio so far. stage: what is said of it."""
     parts = measured(progress)
     lead = f"{foreign(stage)}…"
-    blocks = parts.blocks if cells(lead) + cells(parts.blocks) < width else ""
-    rows = [ends(((shorten(lead, width), "accent"),), ((blocks, "dim"),), width)]
+    rows = paragraph(lead, width, "accent")
+    if cells(lead) + cells(parts.blocks) < width:
+        rows = [ends(rows[0], ((parts.blocks, "dim"),), width)]
     share = progress.spent_s / progress.budget_s if progress.budget_s else 0.0
     doing = f"{foreign(parts.doing)}, {parts.time}"
     fits = parts.doing != stage and cells(doing) < width * 2 // 3

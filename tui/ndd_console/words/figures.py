@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable
 from typing import Literal
 
@@ -65,3 +67,10 @@ def interval_text(ratio: float | None, low: float | None, high: float | None) ->
     if low is None or high is None:
         return times(ratio)
     return f"{times(ratio)} ({times(low)[:-1]} to {times(high)[:-1]})"
+
+
+def moment(t: float | None) -> str:
+    """Local date and time: "2026-03-14 15:09"."""
+    with contextlib.suppress(ValueError, OverflowError, OSError):  # not a time
+        return MISSING if t is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(t))
+    return MISSING
