@@ -9,7 +9,7 @@ from ndd_console.view.style import STATUS
 from ndd_console.words.blocks import TONES, Block, Facts, Page, Section, Table, Text
 from ndd_console.words.figures import moment
 from ndd_console.words.finding import verdict as finding_block
-from ndd_console.words.run import LOST, epoch_text, steps_text
+from ndd_console.words.run import LOST, end_text, epoch_text, model_text, steps_text, versions_text
 from ndd_console.words.step import is_script
 from ndd_console.words.trial import trials_blocks
 from ndd_engine.config import read
@@ -70,11 +70,7 @@ def _guarded(build: Callable[[Report], list[Block]], report: Report) -> tuple[Bl
 def _summary(report: Report) -> Text:
     """How the run ended, or that it is still running."""
     snapshot = report.snapshot
-    end = f"{snapshot.status} at step {number(snapshot.step)}"
-    if snapshot.run is not None and snapshot.run.total_steps:
-        end += f" of {number(snapshot.run.total_steps)}"
-    if snapshot.elapsed_s:
-        end += f" after {duration(snapshot.elapsed_s)} of training"
+    end = end_text(snapshot)
     reason = LOST if snapshot.status == "lost" else snapshot.reason
     if not snapshot.final:
         reason = f"the run is live ({snapshot.stage})" if snapshot.stage else "the run is live"
@@ -123,13 +119,13 @@ def identity(report: Report) -> list[Block]:
     )
     facts = Facts.of(
         ("workload", run.workload),
-        ("model", f"{run.model or MISSING}; {number(run.parameters or None)} parameters"),
+        ("model", model_text(run)),
         ("data", run.data),
         ("machine", f"{run.device_name} ({', '.join(filter(None, device))}) on host {run.host}"),
         ("precision", run.precision),
         ("steps", steps_text(snapshot, run)),
         ("epoch", epoch_text(snapshot, run)),
-        ("versions", ", ".join(f"{name} {value}" for name, value in run.versions.items()) or MISSING),
+        ("versions", versions_text(run)),
         ("started", moment(snapshot.started_t)),
         ("time", ", ".join(f"{duration(seconds)} {kind}" for seconds, kind in times if seconds)),
         *(("resumed", f"from step {number(at.step)}, {moment(at.t)}") for at in data.resumed),
