@@ -116,6 +116,16 @@ async def test_the_wheel_scrolls_a_page() -> None:
         assert "loader workers" not in text_of(app)
 
 
+async def test_why_a_key_did_not_work_goes_away_when_another_entry_is_selected() -> None:
+    home = ConsoleApp(None, FakeHome())
+    async with home.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "EEG forecasters" in text_of(home))
+        await press(pilot, "x")
+        assert NEEDS["run"] in text_of(home)
+        await press(pilot, "down")
+        assert NEEDS["run"] not in text_of(home)
+
+
 async def test_the_footer_of_a_page_scrolls_and_every_page_has_help() -> None:
     app = with_finding()
     async with app.run_test(size=(80, 12)) as pilot:
@@ -211,6 +221,13 @@ async def test_the_help_page_of_a_run_lists_the_keys_that_work_for_it() -> None:
     assert "pause or resume" in told
     assert "end the script with Ctrl-C; again: kill it" in told and "stop after a checkpoint" not in told
     assert not any(word in told for word in ("save a checkpoint", "evaluate", "ranks:", "wizard:", "not now"))
+
+
+async def test_the_help_page_of_a_run_that_has_ended_offers_only_to_close_it() -> None:
+    async with running(FakeSource(value=ended("done", "all steps done")), size=(120, 50)) as (app, pilot):
+        await press(pilot, "question_mark")
+        told = text_of(app)
+    assert told.count("close the screen; the run has ended") == 2 and "keep the run running" not in told
 
 
 async def test_why_a_key_does_not_work_is_readable_in_whole_and_goes_away_again() -> None:

@@ -402,9 +402,9 @@ class WizardJob(ThreadJob):
         self.stage, self._share = text, share
 
 
-def live_run_notes(root: Path) -> tuple[str, ...]:
-    """How the live runs in a folder affect the wizard."""
-    runs = [run.name for run in all_runs(root) if run.live_owner()]
+def live_run_notes(root: Path, ended: str = "") -> tuple[str, ...]:
+    """How the live runs in a folder affect the wizard. ended: a run that has ended, but whose process has not."""
+    runs = [run.name for run in all_runs(root) if run.name != ended and run.live_owner()]
     word = "live run" if len(runs) == 1 else "live runs"
     return (f"{word} {', '.join(runs)}: included in measured times and in used memory",) if runs else ()
 

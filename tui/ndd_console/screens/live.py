@@ -203,7 +203,9 @@ class LiveScreen(KeyScreen):
     def help_keys(self) -> tuple[Key, ...]:
         """The keys that work now, and what they do to this run."""
         words = dict(_OF_SCRIPTS) if self.source.script else {}
-        if not self.source.owned:
+        if self._snapshot.final:
+            words |= dict.fromkeys(("quit", "interrupt"), "close the screen; the run has ended")
+        elif not self.source.owned:
             words |= dict.fromkeys(("quit", "interrupt"), "close the screen; the run goes on")
         return tuple(replace(key, help=words.get(key.action, key.help)) for key in self.usable())
 
