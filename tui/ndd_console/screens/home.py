@@ -49,7 +49,8 @@ def entries(workloads: Sequence[StartRow] | None, runs: Sequence[RunRow] | None,
     """
     shown: list[Entry] = []
     group = None
-    lines = aligned([*map(_start_cells, workloads or ())], width, 1, (2,))
+    startable = [[(row.name, "bold"), (row.title, "text"), (row.text, "dim")] for row in workloads or ()]
+    lines = aligned(startable, width, 1, (2,))
     for row, line in zip(workloads or (), lines, strict=True):
         before, group = group, "built-in workloads" if row.kind == "workload" else "this folder"
         if group != before:
@@ -61,10 +62,6 @@ def entries(workloads: Sequence[StartRow] | None, runs: Sequence[RunRow] | None,
     columns, *lines = aligned([_COLUMNS, *map(_run_cells, runs or ())], width, 0, (5, 4, 3, 2))
     shown.append(Entry(None, (BLANK, rule("runs", width), none or columns)))
     return [*shown, *(Entry(run, (line,)) for run, line in zip(runs or (), lines, strict=True))]
-
-
-def _start_cells(row: StartRow) -> list[Span]:
-    return [(row.name, "bold"), (row.title, "text"), (row.text, "dim")]
 
 
 def _run_cells(row: RunRow) -> list[Span]:

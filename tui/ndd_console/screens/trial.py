@@ -80,13 +80,6 @@ class TrialState:
     saved: str = ""
 
     @property
-    def can_write(self) -> bool:
-        """Whether the candidate was faster and its configuration can be written."""
-        trial = self.result
-        faster = trial is not None and trial.verdict == "faster" and trial.in_effect is not False
-        return faster and not self.saved
-
-    @property
     def longer_s(self) -> float | None:
         """The next larger budget after an inconclusive result; None otherwise."""
         if self.result is None or self.result.verdict != "inconclusive":
@@ -268,7 +261,9 @@ class TrialScreen(WidgetScreen):
             case "more time":
                 return state.stage == "choose" or (state.stage == "result" and state.longer_s is not None)
             case "faster":
-                return state.can_write
+                trial = state.result
+                faster = trial is not None and trial.verdict == "faster" and trial.in_effect is not False
+                return faster and not state.saved
             case _:
                 return state.stage == "result"
 

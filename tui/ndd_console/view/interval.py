@@ -18,11 +18,6 @@ _PLOT = 60  # maximum width of a plot
 _TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 8.0, 10.0, 20.0, 50.0, 100.0)
 
 
-def interval_style(ratio: float, low: float, high: float, verdict: str = "") -> str:
-    """The style of a verdict; without one, of the verdict that a trial with this interval has."""
-    return VERDICTS.get(verdict or judged(ratio, low, high), "text")
-
-
 def interval_rows(
     ratio: float | None, low: float | None, high: float | None, width: int, verdict: str = ""
 ) -> list[Row]:
@@ -55,10 +50,11 @@ def interval_rows(
     body = ["━"] * (b - a + 1)
     body[0], body[-1] = "├", "┤"
     body[min(max(cell(ratio), a), b) - a] = "●"
+    style = VERDICTS.get(verdict or judged(ratio, low, high), "text")
     before, inside, after = "".join(line[:a]), "".join(body), "".join(line[b + 1 :])
     return [
         (("".join(marks), "dim"),),
-        ((before, "dim"), (inside, interval_style(ratio, low, high, verdict)), (after, "dim")),
+        ((before, "dim"), (inside, style), (after, "dim")),
     ]
 
 
