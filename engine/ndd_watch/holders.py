@@ -245,13 +245,13 @@ class Holders:
         inner = sum(self._bytes(child, depth - 1, seen) for child in children[:INSIDE])
         return own + int(inner * max(number / INSIDE, 1))
 
-    def described(self, value: Any) -> str:
-        """ "tensor 4 x 512", "dict" or the name of a class."""
+    def described(self, value: Any, depth: int = 3) -> str:
+        """ "tensor 4 x 512", "dict" or the name of a class. depth: of lists in lists, which may contain themselves."""
         if self._looks.is_tensor(value):
             return text_of(self._looks.shape(value) or ())
         kind = type(value)
-        if (kind is tuple or kind is list) and 0 < len(value) <= INSIDE:
-            return f"{class_name(kind)} of {self.described(value[0])}"
+        if depth and (kind is tuple or kind is list) and 0 < len(value) <= INSIDE:
+            return f"{class_name(kind)} of {self.described(value[0], depth - 1)}"
         return class_name(kind)
 
     # Naming.

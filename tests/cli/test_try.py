@@ -105,7 +105,7 @@ def test_progress_never_exceeds_the_budget_and_says_what_is_still_done() -> None
             shown.look(Progress(stage, float(second), 60.0, 3))
     assert figures(plain.getvalue()) == [["58", "60", "3"], ["60", "60", "3"], ["60", "60", "3"]]
     assert len(set(plain.getvalue().splitlines())) == 3
-    assert "60/60 s" in terminal.getvalue() and "70/60" not in terminal.getvalue()
+    assert "60 of 60 s" in terminal.getvalue() and "70 of" not in terminal.getvalue()
 
 
 @pytest.mark.long

@@ -212,6 +212,20 @@ def test_no_code_of_the_script_is_run() -> None:
     assert [one["name"] for one in found["holders"]][:1] == ["values"]
 
 
+def test_a_list_that_contains_itself_is_described() -> None:
+    kept: list[list[Any]] = []
+
+    def add(step: int) -> None:
+        around: list[Any] = []
+        around.append(around)
+        kept.append(around)
+
+    first = grown(add)["holders"][0]
+    assert first["name"] == "kept" and first["holds"].startswith("list of list of")
+    for around in kept:
+        around.clear()
+
+
 def test_no_look_where_a_mode_would_see_it() -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 

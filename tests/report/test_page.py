@@ -51,6 +51,7 @@ ALLOWED = {
     "html", "head", "meta", "title", "style", "body", "header", "main", "footer", "section", "nav", "article",
     "figure", "figcaption", "div", "p", "h1", "h2", "h3", "a", "span", "table", "thead", "tbody", "tr", "th", "td",
     "dl", "dt", "dd", "code", "b", "i", "svg", "desc", "text", "line", "rect", "polyline", "polygon", "path", "circle",
+    "details", "summary",
 }  # fmt: skip
 
 
@@ -361,3 +362,14 @@ def test_very_long_texts_are_cut(tmp_path: Path) -> None:
     report = load(write(tmp_path, events))
     assert len(html.render(page(report))) < 1_000_000
     assert len(text.page_text(page(report))) < 200_000
+
+
+def test_the_newest_events_of_a_long_run_are_shown_and_the_others_can_be_opened(tmp_path: Path) -> None:
+    long = "saved " + "x" * 300
+    marks = [(T0 + step, MarkEvent("checkpoint", step, f"{long} {step}")) for step in range(1, 101)]
+    report = page(load(write(tmp_path, [(T0, run_event()), (T0 + 0.5, window(1)), *marks])))
+    document, plain = html.render(report), text.page_text(report)
+    assert "<summary>40 before these</summary>" in document and document.index(
+        f"{long} 40<"
+    ) < document.index(f"{long} 41<")
+    assert f"{long} 100<" in document and "The newest 60 of 100." in plain and f"{long} 40" not in plain

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import Event, WindowEvent
 from ndd_engine.run.run import Run
 from ndd_engine.train.failures import explain, smaller_batch
+from ndd_engine.train.loop import Loop
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.registry import prepare
 
@@ -237,3 +239,18 @@ def test_memory_that_runs_out_is_explained_though_the_gpu_answers_nothing_more(
     error = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
     failure = explain(error, 3, "forward", config, torch.device("cuda:0"), stepper)
     assert failure.kind == "oom" and "batch.micro=4" in failure.text
+
+
+def test_a_look_at_what_is_kept_that_fails_does_not_end_training() -> None:
+    looked, skipped = [], []
+
+    def look(step: int, frame: object) -> None:
+        looked.append(step)
+        raise RecursionError("planted")
+
+    loop: Any = SimpleNamespace(
+        step=7, _window=lambda: None, _holders=SimpleNamespace(look=look),
+        reporter=SimpleNamespace(skip=lambda: skipped.append(1)),
+    )  # fmt: skip
+    Loop._look(loop)
+    assert (looked, skipped) == ([7], [1])

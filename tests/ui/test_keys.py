@@ -16,7 +16,7 @@ from ndd_console.jobs.log_tail import LogTail
 from ndd_console.screens.base import KeyScreen
 from ndd_console.screens.dialogs import Question
 from ndd_console.screens.live import MESSAGE_S, LiveScreen
-from ndd_console.screens.pages import SettingsScreen, StartScreen
+from ndd_console.screens.pages import HelpScreen, SettingsScreen, StartScreen
 from ndd_console.screens.trial import TrialScreen
 from ndd_console.view.keys import NEEDS, TABLES
 from ndd_console.view.style import Look
@@ -116,6 +116,38 @@ async def test_the_wheel_scrolls_a_page() -> None:
         assert "loader workers" not in text_of(app)
 
 
+async def test_why_a_key_did_not_work_goes_away_when_another_entry_is_selected() -> None:
+    home = ConsoleApp(None, FakeHome())
+    async with home.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "EEG forecasters" in text_of(home))
+        await press(pilot, "x")
+        assert NEEDS["run"] in text_of(home)
+        await press(pilot, "down")
+        assert NEEDS["run"] not in text_of(home)
+
+
+async def test_the_footer_of_a_page_scrolls_and_every_page_has_help() -> None:
+    app = with_finding()
+    async with app.run_test(size=(80, 12)) as pilot:
+        await press(pilot, "d")
+        assert "loader workers" in text_of(app)
+        await click_on(pilot, "space next page")
+        assert "loader workers" not in text_of(app)
+        for key in ("d", "t"):
+            await press(pilot, "escape", key, "question_mark")
+            assert isinstance(app.screen, HelpScreen) and "one line up or down" in text_of(app)
+            await press(pilot, "question_mark")
+            assert not isinstance(app.screen, HelpScreen)
+
+
+async def test_escape_does_not_close_the_home_screen() -> None:
+    home = ConsoleApp(None, FakeHome())
+    async with home.run_test(size=(80, 24)) as pilot:
+        await until(pilot, lambda: "EEG forecasters" in text_of(home))
+        await press(pilot, "enter", "escape", "escape")
+        assert home.is_running and "EEG forecasters" in text_of(home)
+
+
 def events_scroll_down() -> Any:
     from textual.events import MouseScrollDown
 
@@ -189,6 +221,13 @@ async def test_the_help_page_of_a_run_lists_the_keys_that_work_for_it() -> None:
     assert "pause or resume" in told
     assert "end the script with Ctrl-C; again: kill it" in told and "stop after a checkpoint" not in told
     assert not any(word in told for word in ("save a checkpoint", "evaluate", "ranks:", "wizard:", "not now"))
+
+
+async def test_the_help_page_of_a_run_that_has_ended_offers_only_to_close_it() -> None:
+    async with running(FakeSource(value=ended("done", "all steps done")), size=(120, 50)) as (app, pilot):
+        await press(pilot, "question_mark")
+        told = text_of(app)
+    assert told.count("close the screen; the run has ended") == 2 and "keep the run running" not in told
 
 
 async def test_why_a_key_does_not_work_is_readable_in_whole_and_goes_away_again() -> None:

@@ -28,7 +28,7 @@ IN_ASCII = ("live", "live-finding", "live-1024-ranks", "home", "trial-done", "tu
 
 @pytest.fixture(autouse=True)
 def _one_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ndd_console.screens.home.time.localtime", time.gmtime)
+    monkeypatch.setattr("time.localtime", time.gmtime)
 
 
 def picture(snap_compare: Any, name: str, size: tuple[int, int], look: Look) -> bool:

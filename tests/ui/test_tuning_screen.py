@@ -13,8 +13,8 @@ from textual.pilot import Pilot
 
 from ndd_console.app import TuningApp
 from ndd_console.jobs.tuning import TuningJob
-from ndd_console.screens.tuning import TuningScreen, progress_rows
-from ndd_console.view.interval import interval_rows
+from ndd_console.screens.tuning import TuningScreen
+from ndd_console.view.interval import interval_rows, progress_rows
 from ndd_console.view.style import COLOUR, Row
 from ndd_engine.errors import UsageError
 from ndd_engine.trial.trial_request import Progress
@@ -69,7 +69,7 @@ async def test_the_sweep_and_its_file(tmp_path: Path, monkeypatch: pytest.Monkey
         text = text_of(app)
         for part in (
             "tuning chartext.toml", "✔ kept", "◐ measuring", "· waiting", "cache encoded items",
-            "1.62x 1.55-1.70", "2 loader workers", "12 of 60 s", "1.10x (0.96 to 1.26)",
+            "1.62x (1.55 to 1.70)", "2 loader workers", "12 of 60 s", "1.10x (0.96 to 1.26)",
             "no CUDA GPU",
         ):  # fmt: skip
             assert part in text, part
@@ -170,8 +170,7 @@ async def test_what_a_narrow_table_leaves_out_is_shown_with_enter() -> None:
 
 
 def test_progress_without_a_ratio_says_so() -> None:
-    state = replace(MEASURING, progress=Progress("warming up", 3.0, 60.0))
-    text = plain(progress_rows(state, False, 78, 24))
+    text = plain(progress_rows(Progress("warming up", 3.0, 60.0), "fused AdamW", 78))
     assert "no ratio yet" in text and ", 3 of 60 s" in text
-    late = replace(state, progress=Progress("measuring", 70.0, 60.0, 3))
-    assert "block, 60 of 60" in plain(progress_rows(late, False, 78, 24))
+    late = plain(progress_rows(Progress("measuring", 70.0, 60.0, 3), "fused AdamW", 78))
+    assert "block, 60 of 60" in late and "3 ABBA blocks" in late

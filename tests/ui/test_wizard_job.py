@@ -91,6 +91,7 @@ def test_live_runs_are_mentioned(
     ended = SimpleNamespace(name="ended", live_owner=lambda: None)
     monkeypatch.setattr(wizard, "all_runs", lambda root: [*found, ended])
     assert words in (told := " ".join(live_run_notes(tmp_path))) and "ended" not in told
+    assert "a-001" not in " ".join(live_run_notes(tmp_path, "a-001"))
 
 
 @pytest.mark.long

@@ -47,6 +47,7 @@ def test_a_memory_snapshot_names_the_owner_and_the_failure(tmp_path: Path) -> No
     assert dict(facts[0].rows)["retries"] == "none"
     assert dict(facts[1].rows)["request"] == "60.0 MiB requested, 40.0 MiB free on the GPU"
     assert tables[0].rows == (("60.0 MiB", "100 %", "1x", "me/train.py:7 build"),)
+    assert all(all(table.columns) for table in tables)
     assert tables[-1].note.startswith(
         "Error on this recording +0.0%, every segment as recorded. Replayed with a limit"
     )

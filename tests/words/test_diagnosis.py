@@ -62,3 +62,14 @@ def test_a_narrow_page_shortens_paths_at_their_start(width: int) -> None:
     rows = [["a/very/long/path/to/the/file/clips.py", 41, "load", 1, 10**6, 10**6, "", "data_wait"]]
     text = shown(width, functions=FunctionsEvent(9, 10**7, rows))
     assert "in load" in text or width < 50
+
+
+def test_where_earlier_events_are_is_said() -> None:
+    value = snapshot()
+    few, many = (
+        block_rows(
+            diagnosis_blocks(replace(value, marks=value.marks[:1] * count), DiagnosisResult(), "a", True), 80
+        )
+        for count in (20, 21)
+    )
+    assert "Earlier events" not in str(few) and "Earlier events are in the log" in str(many)

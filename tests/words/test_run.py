@@ -45,11 +45,13 @@ def test_what_is_left_says_what_it_is_without() -> None:
 
 def test_the_introduction_says_what_a_step_and_an_epoch_are() -> None:
     text = "\n".join(introduction(snapshot()))
-    assert "6,900 optimizer steps of 256 windows (2 micro-steps of 128);" in text
+    assert "6,900 optimizer steps of 256 windows of 256 characters (2 micro-steps of 128);" in text
     assert "one epoch is 276 steps, 70,656 windows, 18,087,936 characters" in text
     single = run_event(config={"batch": {"micro": 256, "accumulation": 1}}, item="clip", token=None)
     text = "\n".join(introduction(snapshot(run=single)))
     assert "optimizer steps of 256 clips;" in text and text.endswith("70,656 clips")
+    ranks = run_event(config={"batch": {"micro": 64, "accumulation": 2}, "parallel": {"ranks": 2}})
+    assert "(2 micro-steps of 64 on each of 2 ranks);" in "\n".join(introduction(snapshot(run=ranks)))
 
 
 def test_settings_are_told_once_and_again_when_they_change() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ndd_console.render.text import lines
-from ndd_console.words.trial import trial_blocks, trial_facts, trial_text
+from ndd_console.words.blocks import Text
+from ndd_console.words.trial import conditions, measurement, trial_blocks, trial_text
 from ndd_engine.record.events import TrialEvent
+from ndd_engine.trial.trial_request import Progress
 
 
 def test_both_sides_are_shown_in_a_table() -> None:
@@ -23,34 +25,34 @@ def test_both_sides_are_shown_in_a_table() -> None:
         "speed.compile=default  25 ms  1,280 items/s  40.0 s (38.0 s compiling)      1.0 GiB",
         "",
         "losses: close: the first 10 losses differ by up to 0.1 %",
-        "not in effect: loader.workers = 2 is 0: \\x1b[2J",
+        "! not in effect: loader.workers = 2 is 0: \\x1b[2J",
         "faster 2.00x",
     ]
     assert lines(trial_blocks(TrialEvent(["x=1"], "y", "failed", "failed: z"))) == ["failed: z"]
 
 
-def test_the_facts_name_what_needs_attention() -> None:
+def test_the_conditions_of_a_trial() -> None:
     event = TrialEvent(
-        ["a=1"], "run one", "faster", "faster", ratio=1.4, low=1.3, high=1.5, abba_blocks=12, pairs=6, between=0.012,
-        seconds=70.0, budget_s=60.0, device="CPU", in_effect=True, loss="close", break_even_steps=0,
-        base={"step_s": 0.05}, change={"step_s": 0.04},
+        ["a=1"], "run one", "faster", "faster", ratio=1.4, low=1.3, high=1.5, seconds=70.0, budget_s=60.0,
+        device="CPU", in_effect=True,
     )  # fmt: skip
-    facts = trial_facts(event)
-    assert trial_text(event) == "faster 1.40x (1.30 to 1.50)" and not facts.warn
-    assert dict(facts.rows) == {
-        "interval": "95 % CI from 12 ABBA blocks of 6 pairs of processes and the usual difference between processes, "
-        "1.2 %",
-        "baseline": "run one; measured for 60 s, and 10.0 s to finish on CPU",
-        "in effect": "yes",
-        "loss": "close",
-        "step": "baseline 50 ms, candidate 40 ms",
-        "break-even": "immediately: no extra setup time",
-    }
-    worse = trial_facts(
-        replace(event, in_effect=False, not_in_effect="tf32", loss="differs", break_even_steps=9)
-    )
-    assert worse.warn == {"in effect", "loss"} and dict(worse.rows)["in effect"] == "no: tf32"
-    assert dict(worse.rows)["break-even"] == "after 9 optimizer steps"
-    busy = "other processes used 1.6 of 2 cores"
-    loaded = trial_facts(replace(event, load=busy))
-    assert loaded.warn == {"load"} and dict(loaded.rows)["load"] == busy
+    assert trial_text(event) == "faster 1.40x (1.30 to 1.50)"
+    assert conditions(event) == "measured against run one on CPU, for 60 s, and 10.0 s to finish"
+    unknown = conditions(replace(event, seconds=42.0, in_effect=None))
+    assert unknown.endswith("for 42 of 60 s; whether it is in effect cannot be verified")
+
+
+def test_what_needs_attention_stands_out() -> None:
+    event = TrialEvent(
+        ["a=1"], "run one", "faster", "faster 1.40x", base={"prepare_s": 1.0}, change={"not_in_effect": ["tf32"]},
+        loss="differs", loss_text="by 3 %",
+    )  # fmt: skip
+    _table, losses, effect, result = trial_blocks(event)
+    assert isinstance(losses, Text) and isinstance(effect, Text) and isinstance(result, Text)
+    assert (losses.tone, effect.tone, result.tone) == ("warn", "warn", "")
+
+
+def test_the_progress_of_a_trial_is_one_line() -> None:
+    assert measurement(Progress("starting", 3.0, 60.0)) == "3 of 60 s   starting"
+    later = measurement(Progress("measuring", 18.0, 60.0, 3, 1.4, 1.2, 1.61, pairs=2))
+    assert later == "18 of 60 s   measuring   3 ABBA blocks of 2 pairs of processes   1.40x (1.20 to 1.61)"

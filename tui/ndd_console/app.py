@@ -85,7 +85,7 @@ class ScreenApp(PrivateApp, inherit_bindings=False):
         if isinstance(screen, KeyScreen):
             for key in screen.usable():
                 if key.help:
-                    use = partial(screen.action_use, key.action)
+                    use = partial(screen.use, key)
                     yield SystemCommand(f"{screen.word(key)} ({key.shown})", key.help, use)
 
     def action_command_palette(self) -> None:

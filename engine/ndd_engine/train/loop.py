@@ -327,7 +327,8 @@ class Loop:
         self._window()
         gc.unfreeze()  # frozen by `prepare_run`: frozen objects are in no look
         try:
-            look()
+            with contextlib.suppress(Exception):  # whatever this process keeps, it does not end the training
+                look()
         finally:
             gc.freeze()
         self.reporter.skip()

@@ -15,7 +15,7 @@ from ndd_engine.config import Config
 from ndd_engine.errors import UsageError
 from ndd_engine.files import open_regular, write_text
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import counted, duration, finite, number, size
+from ndd_engine.text import counted, duration, finite, size
 from ndd_watch.changes import TABLE
 
 from .blocks import MOST_PAIRS
@@ -210,7 +210,7 @@ def interval_source(event: TrialEvent) -> str:
 
 def breaks_even(steps: int) -> str:
     """In words."""
-    return f"breaks even after {number(steps)} steps"
+    return f"breaks even after {counted(steps, 'step')}"
 
 
 def with_interval(

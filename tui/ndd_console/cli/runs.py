@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-import time
 
 import click
 
-from ndd_console.jobs.run_sources import HomeFolder
+from ndd_console.jobs.run_sources import RUN_COLUMNS, HomeFolder
 from ndd_console.words.blocks import Table
+from ndd_console.words.figures import moment
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, RunLockedError, UsageError
 from ndd_engine.record.rundir import runs_root
-from ndd_engine.text import MISSING, counted, number, printable, size
+from ndd_engine.text import counted, printable, size
 
 from .completion import run_names
 from .options import Asked, command, flag, gathered, group, json_option
 from .printing import say, show
-
-_COLUMNS = ("run", "workload", "status", "step", "started", "best")
 
 
 @group("0", "runs", "--runs ~/experiments runs --json", "runs delete baseline")
 @json_option
 @click.pass_context
 def runs(ctx: click.Context, as_json: bool) -> None:
-    """The newest run comes first. An asterisk marks a live run."""
+    """The newest run comes first. The last column marks those that are live."""
     if ctx.invoked_subcommand is not None:
         return
     root = runs_root(ctx.obj["runs"])
@@ -34,15 +32,8 @@ def runs(ctx: click.Context, as_json: bool) -> None:
     if as_json:
         show({"folder": str(root), "runs": [dataclasses.asdict(row) for row in rows]})
     elif rows:
-        cells = tuple(
-            (
-                row.name, row.workload, row.status + (" *" if row.live else ""),
-                number(row.step) + (f"/{number(row.total_steps)}" if row.total_steps else ""),
-                _minute(row.started_t), row.best,
-            )
-            for row in rows
-        )  # fmt: skip
-        show([Table("", _COLUMNS, cells, frozenset({3}))])
+        cells = tuple((*row.texts, "live" if row.live else "") for row in rows)
+        show([Table("", (*RUN_COLUMNS, ""), cells)])
     else:
         say(
             f"there are no runs in {root.absolute()}; start one with: ndd-console train, or name another folder with "
@@ -50,10 +41,6 @@ def runs(ctx: click.Context, as_json: bool) -> None:
         )
     for name, damage in home.damaged.items():
         say(f"warning: run {name}: {damage}")
-
-
-def _minute(t: float | None) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(t)) if t else MISSING
 
 
 @command(
@@ -92,7 +79,7 @@ def delete(asked: Asked) -> int:
         say(f"there is nothing to delete in {root.absolute()}")
         return EXIT_DONE
     rows = tuple(
-        (candidate.run.name, candidate.status, _minute(candidate.changed_t), size(candidate.bytes))
+        (candidate.run.name, candidate.status, moment(candidate.changed_t), size(candidate.bytes))
         for candidate in chosen
     )
     show([Table("", ("run", "status", "last event", "size"), rows, frozenset({3}))])

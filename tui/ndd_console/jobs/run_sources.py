@@ -13,6 +13,7 @@ from typing import Literal
 
 import ndd_profiles
 from ndd_console.words.blocks import Block, Text
+from ndd_console.words.figures import moment
 from ndd_console.words.machine import machine_blocks
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
 from ndd_engine.errors import NddError, UsageError, error_text
@@ -23,7 +24,7 @@ from ndd_engine.record.file import RunReader, damage_text
 from ndd_engine.record.rundir import RunDir, all_runs
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.run.run import Run
-from ndd_engine.text import printable
+from ndd_engine.text import MISSING, number, printable
 from ndd_engine.train.started_ranks import StartedRanks
 
 from .folder import StartRow, details, folder_rows
@@ -38,6 +39,7 @@ PAUSE_PATIENCE_S = 60.0
 RESUME_PATIENCE_S = 10.0
 DAMAGE_SHOWN_S = 20.0
 
+RUN_COLUMNS = ("run", "status", "step", "best", "started", "workload")
 TITLES = {
     "antispoof": "spoofed or real speech: SE-ResNet on spectrograms",
     "chartext": "character-level text model: the Python manual",
@@ -63,6 +65,14 @@ class RunRow:
     best: str
     live: bool
     training_s: float | None = None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The cells of its row in a list, in the order of `RUN_COLUMNS`."""
+        step = number(self.step) + (f" of {number(self.total_steps)}" if self.total_steps else "")
+        # A run that ended while it was prepared has no steps; where a script ends is not known.
+        step = step if self.step or self.total_steps else "not started"
+        return self.name, self.status, step, self.best or MISSING, moment(self.started_t), self.workload
 
 
 class RunSource:

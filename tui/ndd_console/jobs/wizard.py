@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ndd_console.process.thread import ThreadJob
 from ndd_console.words.blocks import Block, Facts, Text
-from ndd_console.words.machine import machine_blocks
-from ndd_console.words.wizard import lengths_line, threads_line
+from ndd_console.words.machine import machine_blocks, peak_rows
+from ndd_console.words.wizard import situation_texts
 from ndd_engine.config import DEFAULT_WORKLOAD
 from ndd_engine.config.loading import text_of
 from ndd_engine.errors import NddError, UsageError
@@ -306,16 +306,7 @@ class WizardJob(ThreadJob):
     @property
     def notes(self) -> Sequence[str]:
         """About data, model and what failed."""
-        from ndd_engine.wizard.planner import model_name
-
-        if self._proposed is None:
-            return ()
-        situation = self._proposed.situation
-        opened = situation.opened
-        lines = (*lengths_line(opened), *threads_line(situation))
-        about = (opened.data, opened.model, *lines, *situation.notes, *self._about_machine)
-        probed = self._proposed.found
-        return (*about, *(f"{model_name(each.model)}: {each.why}" for each in probed if each.why))
+        return () if self._proposed is None else (*situation_texts(self._proposed), *self._about_machine)
 
     @property
     def advice(self) -> str:
@@ -411,9 +402,9 @@ class WizardJob(ThreadJob):
         self.stage, self._share = text, share
 
 
-def live_run_notes(root: Path) -> tuple[str, ...]:
-    """How the live runs in a folder affect the wizard."""
-    runs = [run.name for run in all_runs(root) if run.live_owner()]
+def live_run_notes(root: Path, ended: str = "") -> tuple[str, ...]:
+    """How the live runs in a folder affect the wizard. ended: a run that has ended, but whose process has not."""
+    runs = [run.name for run in all_runs(root) if run.name != ended and run.live_owner()]
     word = "live run" if len(runs) == 1 else "live runs"
     return (f"{word} {', '.join(runs)}: included in measured times and in used memory",) if runs else ()
 
@@ -429,10 +420,9 @@ def _of_gpu(answers: Answers) -> tuple[Block, ...]:
     if answers.gpu is None:
         return ()
     gpu = gpu_named(answers.gpu)
-    peaks = ", ".join(f"{kind} {peak:g}" for kind, peak in gpu.dense_tflops.items())
     rows = (
         ("memory", f"{gpu.memory_gb:g} GB, {size(usable_bytes(gpu))} usable"),
-        ("peak", f"{peaks} TFLOP/s, {gpu.bandwidth_gb_s:g} GB/s"),
+        *peak_rows(gpu),
         ("", "nothing is measured on this machine; times are lower bounds from the peak FLOP/s"),
     )
     return Text(f"proposals are for another GPU: {gpu.name} (from its specifications)"), Facts(rows)

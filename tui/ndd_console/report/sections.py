@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 
 from ndd_console.view.style import STATUS
 from ndd_console.words.blocks import TONES, Block, Facts, Page, Section, Table, Text
+from ndd_console.words.figures import moment
 from ndd_console.words.finding import verdict as finding_block
-from ndd_console.words.run import LOST, epoch_text, steps_text
+from ndd_console.words.run import LOST, end_text, epoch_text, model_text, steps_text, versions_text
 from ndd_console.words.step import is_script
 from ndd_console.words.trial import trials_blocks
 from ndd_engine.config import read
@@ -54,7 +54,7 @@ def page(report: Report) -> Page:
         subtitle=", ".join(str(word) for word in words if word),
         status=(snapshot.status, TONES.get(STATUS.get(snapshot.status, ("", ""))[1], "")),
         summary=_summary(report),
-        made=f"written {_date(report.made_t)} from {number(report.data.bytes_read)} bytes of record",
+        made=f"written {moment(report.made_t)} from {number(report.data.bytes_read)} bytes of record",
         sections=tuple(Section(key, title, _guarded(build, report)) for key, title, build in parts),
     )
 
@@ -67,18 +67,10 @@ def _guarded(build: Callable[[Report], list[Block]], report: Report) -> tuple[Bl
         return (Text(text, "warn"),)
 
 
-def _date(t: float | None) -> str:
-    return MISSING if t is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(t))
-
-
 def _summary(report: Report) -> Text:
     """How the run ended, or that it is still running."""
     snapshot = report.snapshot
-    end = f"{snapshot.status} at step {number(snapshot.step)}"
-    if snapshot.run is not None and snapshot.run.total_steps:
-        end += f" of {number(snapshot.run.total_steps)}"
-    if snapshot.elapsed_s:
-        end += f" after {duration(snapshot.elapsed_s)} of training"
+    end = end_text(snapshot)
     reason = LOST if snapshot.status == "lost" else snapshot.reason
     if not snapshot.final:
         reason = f"the run is live ({snapshot.stage})" if snapshot.stage else "the run is live"
@@ -127,16 +119,16 @@ def identity(report: Report) -> list[Block]:
     )
     facts = Facts.of(
         ("workload", run.workload),
-        ("model", f"{run.model or MISSING}; {number(run.parameters or None)} parameters"),
+        ("model", model_text(run)),
         ("data", run.data),
         ("machine", f"{run.device_name} ({', '.join(filter(None, device))}) on host {run.host}"),
         ("precision", run.precision),
         ("steps", steps_text(snapshot, run)),
         ("epoch", epoch_text(snapshot, run)),
-        ("versions", ", ".join(f"{name} {value}" for name, value in run.versions.items()) or MISSING),
-        ("started", _date(snapshot.started_t)),
+        ("versions", versions_text(run)),
+        ("started", moment(snapshot.started_t)),
         ("time", ", ".join(f"{duration(seconds)} {kind}" for seconds, kind in times if seconds)),
-        *(("resumed", f"from step {number(at.step)}, {_date(at.t)}") for at in data.resumed),
+        *(("resumed", f"from step {number(at.step)}, {moment(at.t)}") for at in data.resumed),
         ("ended", f"{end.status}, exit status {end.exit_status}" if end else ""),
         ("checkpoint", (end.checkpoint or MISSING) if end else ""),
         ("record", str(report.directory.path)),

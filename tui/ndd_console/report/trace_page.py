@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from ndd_console.words.blocks import Block, Facts, Page, Section, Table, Text
-from ndd_console.words.figures import ns
+from ndd_console.words.figures import moment, ns
 from ndd_console.words.finding import verdict
 from ndd_console.words.trace import (
     device_blocks,
@@ -56,7 +56,7 @@ def trace_page(uses: Sequence[TraceUse], made_t: float) -> Page:
         subtitle=device_text(device),
         status=("trace", ""),
         summary=Text(f"{examined(use)[:1].upper()}{examined(use)[1:]}."),
-        made=f"written {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(made_t))}",
+        made=f"written {moment(made_t)}",
         sections=tuple(Section(key, heading, blocks) for key, heading, blocks in shown if blocks),
     )
 

@@ -13,7 +13,9 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.message_pump import MessagePump
 from textual.screen import Screen
+from textual.scroll_view import ScrollView
 from textual.widget import Widget
+from textual.widgets import RichLog
 
 from ndd_console.view.frame import Keys, footer_row, framed, inner_width
 from ndd_console.view.keys import NEEDS, SCROLL_KEYS, Key
@@ -125,19 +127,31 @@ class KeyScreen(Screen[None], inherit_bindings=False):
 
     def action_use(self, action: str) -> None:
         """A key was pressed."""
-        key = next(key for key in self.keys if key.action == action)
+        self.use(next(key for key in self.keys if key.action == action))
+
+    def use(self, key: Key) -> None:
+        """Do what a key does, or say why it cannot work now."""
         why = self.refusal(key)
         if why:
             self.say(why)
         else:
-            getattr(self, f"action_{action}")()
+            getattr(self.target(key), f"action_{key.action}")()
+
+    def target(self, key: Key) -> Widget:
+        """What the key acts on."""
+        return self
 
     def use_key(self, name: str) -> None:
         """Do what a key does now, if anything. name: one of its names, or as the footer shows it."""
         for key in self.usable():
             if name in (key.shown, *key.names.split(",")):
-                self.action_use(key.action)
+                self.use(key)
                 return
+
+    def action_help(self) -> None:
+        from .pages import HelpScreen
+
+        self.app.push_screen(HelpScreen(self.look, self.help_keys()))
 
     def action_back(self) -> None:
         """Return to the previous screen. A second call, from keys typed ahead, has no effect."""
@@ -187,7 +201,7 @@ class WidgetScreen(KeyScreen):
         self.body = body
         self._instead = Lines(look, classes="instead")
         self._instead.display = False
-        self.message: tuple[str, str] = ("", "text")
+        self.message = ("", "text")
         self._sized: Size | None = None
 
     def parts(self) -> tuple[Widget, ...]:
@@ -207,6 +221,12 @@ class WidgetScreen(KeyScreen):
         if event.size != self._sized:  # Textual repeats the event while a terminal contradicts itself
             self._sized = event.size
             self.call_after_refresh(self.paint)  # whether a text scrolls depends on its height
+
+    def on_option_list_option_highlighted(self) -> None:
+        """Other keys may work now; why one did not is no longer of use."""
+        if self.message[0] in NEEDS.values():
+            self.message = ("", "text")
+        self.paint_if_current()
 
     def paint_if_current(self) -> None:
         """Draw the screen if it is not below another one, whose end draws it."""
@@ -235,9 +255,9 @@ class WidgetScreen(KeyScreen):
         self._instead.show(rows)
         self._instead.display = True
 
-    def text(self) -> Lines | None:
+    def text(self) -> ScrollView | None:
         """The text that the keys scroll, if there is one."""
-        return self.body if isinstance(self.body, Lines) else None
+        return self.body if isinstance(self.body, Lines | RichLog) else None
 
     def swap(self, *, listed: bool) -> None:
         """Show the list or the text of a screen that has both, and give it the focus."""
@@ -247,12 +267,15 @@ class WidgetScreen(KeyScreen):
             (self.body if listed else text).focus()
             self.call_after_refresh(self.paint)  # whether the text scrolls depends on its height
 
-    def scroll_keys(self) -> Keys:
-        """The keys that scroll, if the body is text that is longer than its room."""
-        page = self.text()
-        if page is None or not page.display or not 0 < page.size.height < len(page.rows):
-            return ()
-        return tuple((key.shown, key.word) for key in SCROLL_KEYS if key.drop is not None)
+    def usable(self) -> Iterator[Key]:
+        """Also the keys that scroll, if there is more text than room."""
+        text = self.text()
+        if text is not None and text.display and text.max_scroll_y > 0:
+            yield from SCROLL_KEYS
+        yield from super().usable()
 
-    def key_words(self) -> Keys:
-        return (*self.scroll_keys(), *super().key_words())
+    def help_keys(self) -> tuple[Key, ...]:
+        return (*(SCROLL_KEYS if self.text() is not None else ()), *super().help_keys())
+
+    def target(self, key: Key) -> Widget:
+        return self.text() or self if key in SCROLL_KEYS else self

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ndd_console.jobs.folder import StartRow
-from ndd_console.jobs.run_sources import HomeFolder, RunRow
+from ndd_console.jobs.run_sources import RUN_COLUMNS, HomeFolder, RunRow
 from ndd_console.render.rows import block_rows
 from ndd_console.view.frame import Entry
 from ndd_console.view.keys import HOME_KEYS
@@ -20,16 +18,17 @@ from ndd_engine.text import MISSING, foreign
 
 from .base import WidgetScreen
 from .dialogs import TextQuestion
-from .pages import ComparisonScreen, HelpScreen, StartScreen
+from .pages import ComparisonScreen, StartScreen
 
 DEFAULT_EPOCHS = 1
 SLOGAN = "train PyTorch models and see where the time goes"
+NO_RUNS = "no runs yet; to observe a script of your own: ndd-console run -- python train.py"
 _LOADING: Row = (("loading…", "dim"),)
 # From one look at the runs to the next.
 REFRESH_S = 2.0
-_LIST = 8  # rows of the list that have priority over the machine
+_LIST = 15  # rows of the list that have priority over the machine
 _MOST_DIGITS = 6
-_COLUMNS: list[Span] = [(name, "dim") for name in ("run", "status", "step", "best", "started", "workload")]
+_COLUMNS: list[Span] = [(name, "dim") for name in RUN_COLUMNS]
 
 
 def heading(machine: Sequence[Block] | None, width: int, room: int) -> list[Row]:
@@ -50,7 +49,8 @@ def entries(workloads: Sequence[StartRow] | None, runs: Sequence[RunRow] | None,
     """
     shown: list[Entry] = []
     group = None
-    lines = aligned([*map(_start_cells, workloads or ())], width, 1, (2,))
+    startable = [[(row.name, "bold"), (row.title, "text"), (row.text, "dim")] for row in workloads or ()]
+    lines = aligned(startable, width, 1, (2,))
     for row, line in zip(workloads or (), lines, strict=True):
         before, group = group, "built-in workloads" if row.kind == "workload" else "this folder"
         if group != before:
@@ -58,30 +58,16 @@ def entries(workloads: Sequence[StartRow] | None, runs: Sequence[RunRow] | None,
         shown.append(Entry(row, (line,)))
     if workloads is None:
         shown.append(Entry(None, (BLANK, rule("built-in workloads", width), _LOADING)))
-    none: Row = () if runs else _LOADING if runs is None else (("no runs yet", "dim"),)
+    none: Row = () if runs else _LOADING if runs is None else ((NO_RUNS, "dim"),)
     columns, *lines = aligned([_COLUMNS, *map(_run_cells, runs or ())], width, 0, (5, 4, 3, 2))
     shown.append(Entry(None, (BLANK, rule("runs", width), none or columns)))
     return [*shown, *(Entry(run, (line,)) for run, line in zip(runs or (), lines, strict=True))]
 
 
-def _start_cells(row: StartRow) -> list[Span]:
-    return [(row.name, "bold"), (row.title, "text"), (row.text, "dim")]
-
-
 def _run_cells(row: RunRow) -> list[Span]:
-    # A run that ended while it was prepared has no steps; where a script ends is not known.
-    step = f"{row.step:,}" + (f" of {row.total_steps:,}" if row.total_steps else "")
-    step = step if row.step or row.total_steps else "not started"
-    texts = (step, row.best or MISSING, when(row.started_t))
-    figures = [(text, "text" if text != MISSING else "dim") for text in texts]
-    return [(row.name, "bold"), status_span(row.status), *figures, (row.workload, "dim")]
-
-
-def when(t: float | None) -> str:
-    """Local date and time: "03-14 15:09"."""
-    with contextlib.suppress(ValueError, OverflowError, OSError):  # not a time
-        return MISSING if t is None else time.strftime("%m-%d %H:%M", time.localtime(t))
-    return MISSING
+    name, status, *figures, workload = row.texts
+    spans = [(text, "text" if text != MISSING else "dim") for text in figures]
+    return [(name, "bold"), status_span(status), *spans, (workload, "dim")]
 
 
 class HomeScreen(WidgetScreen):
@@ -153,9 +139,6 @@ class HomeScreen(WidgetScreen):
             return self._wizard is not None
         return isinstance(self.body.chosen, RunRow if need == "run" else StartRow)
 
-    def on_option_list_option_highlighted(self) -> None:
-        self.paint()  # other keys may work
-
     def on_option_list_option_selected(self) -> None:
         self.action_use("open")
 
@@ -199,15 +182,8 @@ class HomeScreen(WidgetScreen):
         self.say("")
         self.refresh_runs()
 
-    def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(self.look, self.help_keys()))
-
     def action_close_message(self) -> None:
-        """Close the message, or the screen if there is none."""
-        if self.message[0]:
-            self.say("")
-        else:
-            self.action_quit()
+        self.say("")
 
     def action_quit(self) -> None:
         self._leave()

@@ -25,7 +25,7 @@ from ndd_engine.record.snapshot import Snapshot
 from .base import KeyScreen
 from .dialogs import CANCEL, INTERRUPT, Question
 from .log import LogScreen
-from .pages import DiagnosisScreen, HelpScreen, OwnValuesScreen, RanksScreen, RunPage, SettingsScreen
+from .pages import DiagnosisScreen, OwnValuesScreen, RanksScreen, RunPage, SettingsScreen
 from .trial import TrialScreen, proposed_changes
 
 if TYPE_CHECKING:
@@ -203,7 +203,9 @@ class LiveScreen(KeyScreen):
     def help_keys(self) -> tuple[Key, ...]:
         """The keys that work now, and what they do to this run."""
         words = dict(_OF_SCRIPTS) if self.source.script else {}
-        if not self.source.owned:
+        if self._snapshot.final:
+            words |= dict.fromkeys(("quit", "interrupt"), "close the screen; the run has ended")
+        elif not self.source.owned:
             words |= dict.fromkeys(("quit", "interrupt"), "close the screen; the run goes on")
         return tuple(replace(key, help=words.get(key.action, key.help)) for key in self.usable())
 
@@ -240,9 +242,6 @@ class LiveScreen(KeyScreen):
     action_values = partialmethod(_open, OwnValuesScreen)
     action_settings = partialmethod(_open, SettingsScreen)
     action_log = partialmethod(_open, LogScreen)
-
-    def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(self.look, self.help_keys()))
 
     def action_copy(self) -> None:
         command = first_command(self.source.name, self._diagnosis.of(self._snapshot).findings)

@@ -12,7 +12,7 @@ from textual.binding import BindingType
 from ndd_console.render.rows import block_rows
 from ndd_console.view.bars import finite_values, sparkline
 from ndd_console.view.glossary import GLOSSARY
-from ndd_console.view.keys import APP_KEYS, DIAGNOSIS_KEYS, PAGE_KEYS, START_KEYS, Key
+from ndd_console.view.keys import APP_KEYS, DIAGNOSIS_KEYS, HELP_KEYS, PAGE_KEYS, START_KEYS, Key
 from ndd_console.view.ranks import heat_map
 from ndd_console.view.rows import BLANK, as_it_is, cells, column, labelled, paragraph, rule
 from ndd_console.view.style import Look, Row
@@ -120,6 +120,7 @@ class HelpScreen(PageScreen):
     """The keys of a screen, and the glossary."""
 
     title_text = "help: keys and glossary"
+    keys = HELP_KEYS
     BINDINGS = _closed_by("question_mark", "h")
 
     def __init__(self, look: Look, of: tuple[Key, ...]) -> None:

@@ -11,16 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from textual.widget import Widget
 
 from ndd_console.render.rows import block_rows
-from ndd_console.view.bars import progress_line
 from ndd_console.view.frame import Entry
-from ndd_console.view.interval import interval_rows
+from ndd_console.view.interval import interval_rows, progress_rows
 from ndd_console.view.keys import TRIAL_KEYS, Key
 from ndd_console.view.rows import BLANK, aligned, cells, paragraph, rule, shorten
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList, TextField
-from ndd_console.words.blocks import Facts
-from ndd_console.words.figures import at_most, interval_text, pairs_text
-from ndd_console.words.trial import VERDICTS, trial_facts, trial_text
+from ndd_console.words.figures import at_most
+from ndd_console.words.trial import VERDICTS, conditions, trial_blocks, trial_text
 from ndd_engine.diagnose import Change, Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 # A trial ends earlier if the difference is clear; slow steps need more time.
 BUDGETS_S = (60.0, 120.0, 300.0)
 _BUDGET_HINT = re.compile(r"; raise --budget[^;]*")
-_PLOT = 60  # maximum width of the interval
 _EARLIER = 6
 _TYPED = 200  # maximum length of a custom change
 _HINT = "section.key=value, e.g. loader.workers=2; separate several with spaces"
@@ -81,13 +78,6 @@ class TrialState:
     stopping: bool = False
     result: TrialEvent | None = None
     saved: str = ""
-
-    @property
-    def can_write(self) -> bool:
-        """Whether the candidate was faster and its configuration can be written."""
-        trial = self.result
-        faster = trial is not None and trial.verdict == "faster" and trial.in_effect is not False
-        return faster and not self.saved
 
     @property
     def longer_s(self) -> float | None:
@@ -145,22 +135,12 @@ def measuring(state: TrialState, width: int) -> list[Row]:
     stage = progress.doing
     if state.stopping:
         stage = "stopping; the run resumes when the processes have ended" if state.pauses else "stopping"
-    share = progress.spent_s / progress.budget_s if progress.budget_s else 0.0
     lines = [
         rule(f"measuring {sets_text(state.trying)}", width),
         *paragraph(f"baseline: {state.base}", width, "dim"),
         BLANK,
-        *paragraph(f"{stage}…", width, "accent"),
-        progress_line(share, f"{progress.spent_s:.0f} of {progress.budget_s:.0f} s", width),
-        BLANK,
+        *progress_rows(progress, stage, width),
     ]
-    if state.progress is not None:
-        so_far = interval_text(progress.ratio, progress.low, progress.high)
-        order = "(baseline, candidate, candidate, baseline)"
-        blocks = f"{number(progress.abba_blocks)} {order}{pairs_text(progress.pairs)}"
-        ratio = f"{so_far} candidate vs. baseline" if so_far else "no ratio yet"
-        lines += block_rows([Facts.of(("ABBA blocks", blocks), ("so far", ratio))], width)
-        lines += [BLANK, *interval_rows(progress.ratio, progress.low, progress.high, min(width, _PLOT))]
     if state.pauses:
         lines += [BLANK, *paragraph(f"{state.pauses} is paused and resumes after the trial", width, "dim")]
     return lines
@@ -171,15 +151,15 @@ def result(state: TrialState, width: int, height: int) -> list[Row]:
     trial = state.result
     if trial is None:
         return [rule("the trial failed", width, "bad"), *paragraph(state.problem, width)]
-    style = VERDICTS.get(trial.verdict, "text")
-    lines = [rule(f"{trial_text(trial)}: {sets_text(trial.sets)}", width, style)]
-    hint = "; press m for more time" if state.longer_s else ""
-    lines += paragraph(_BUDGET_HINT.sub(hint, trial.text), width)
-    plot = interval_rows(trial.ratio, trial.low, trial.high, min(width, _PLOT), trial.verdict)
+    lines = [
+        rule(f"{trial_text(trial)}: {sets_text(trial.sets)}", width, VERDICTS.get(trial.verdict, "text"))
+    ]
+    plot = interval_rows(trial.ratio, trial.low, trial.high, width, trial.verdict)
     if plot and height >= 16:
-        lines += [BLANK, *plot]
-    lines.append(BLANK)
-    lines += block_rows([trial_facts(trial)], width)
+        lines += [BLANK, *plot, BLANK]
+    hint = "; press m for more time" if state.longer_s else ""
+    lines += block_rows(trial_blocks(replace(trial, text=_BUDGET_HINT.sub(hint, trial.text))), width)
+    lines += [BLANK, *paragraph(conditions(trial), width, "dim")]
     if state.problem:
         lines += [BLANK, *paragraph(state.problem, width, "bad")]
     if state.saved:
@@ -246,7 +226,7 @@ class TrialScreen(WidgetScreen):
         if job is not None and not job.done:
             self.show(progress=job.progress)
         elif job is not None:
-            self._job = None
+            self._job, self.message = None, ("", "text")
             self.show(stage="result", stopping=False, saved="", result=job.result, problem=job.problem)
         elif self._refusal and self.view.stage == "choose":
             before, self._refusal = self._refusal, self._trials.refusal()
@@ -281,7 +261,9 @@ class TrialScreen(WidgetScreen):
             case "more time":
                 return state.stage == "choose" or (state.stage == "result" and state.longer_s is not None)
             case "faster":
-                return state.can_write
+                trial = state.result
+                faster = trial is not None and trial.verdict == "faster" and trial.in_effect is not False
+                return faster and not state.saved
             case _:
                 return state.stage == "result"
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ndd_console.view.bars import progress_line
 from ndd_console.view.frame import Entry
-from ndd_console.view.interval import interval_rows
+from ndd_console.view.interval import interval_rows, progress_rows
 from ndd_console.view.keys import TUNING_KEYS, Key
-from ndd_console.view.rows import BLANK, aligned, cells, ends, paragraph, rule, shorten
+from ndd_console.view.rows import BLANK, aligned, paragraph, rule
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import RowList
-from ndd_console.words.figures import interval_text, times
 from ndd_console.words.trial import VERDICTS
-from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import MISSING, counted, duration, foreign, size
+from ndd_console.words.tuning import COLUMNS, setting_texts
+from ndd_engine.text import duration, foreign
 
 from .base import POLL_S, WidgetScreen
 
@@ -31,49 +29,25 @@ _STATES: dict[str, tuple[str, str]] = {
     "dropped": ("✖", "warn"),
     "skipped": ("·", "dim"),
 }
-_COLUMNS = ("state", "setting", "vs. best so far", "vs. baseline", "memory", "loss", "why")
-_SETTING = 1
+_SETTING, _LOSSES = COLUMNS.index("setting"), COLUMNS.index("losses")
 _LEFT_OUT = (6, 4, 5, 3)  # columns, in the order in which a narrow screen leaves them out
-_PLOT = 60
-_LOSSES = {"not comparable": "n/a"}
 
 
 def table(rows: Sequence[TuningRow], width: int) -> list[Row]:
     """The names of the columns, then the settings with their speedups."""
-    heads: list[list[Span]] = [[(name, "dim") for name in _COLUMNS]]
+    heads: list[list[Span]] = [[(name, "dim") for name in COLUMNS]]
     return aligned([*heads, *map(_cells, rows)], width, _SETTING, _LEFT_OUT)
 
 
 def _cells(row: TuningRow) -> list[Span]:
-    symbol, style = _STATES.get(row.state, ("?", "text"))
-    state = (f"{symbol} {row.state}", style)
-    title = (row.candidate.title, "dim" if row.state == "skipped" else "text")
-    trial = row.trial
-    if trial is None:
-        return [state, title, (row.reason, "dim")]
-    style = VERDICTS.get(trial.verdict, "text")
-    if trial.ratio is None:
-        return [state, title, (row.reason or trial.verdict, style)]
-    loss = (_LOSSES.get(trial.loss, trial.loss), "warn" if trial.loss == "differs" else "text")
-    memory = (size(trial.change.get("peak_bytes")), "text")
-    return [
-        state,
-        title,
-        (_ratio(trial), style),
-        (_ratio(row.to_start), "text"),
-        memory,
-        loss,
-        (row.reason, "dim"),
-    ]
-
-
-def _ratio(trial: TrialEvent | None) -> str:
-    """ "1.42x 1.35-1.49"; "" without a ratio."""
-    if trial is None or trial.ratio is None:
-        return ""
-    if trial.low is None or trial.high is None:
-        return times(trial.ratio)
-    return f"{times(trial.ratio)} {times(trial.low)[:-1]}-{times(trial.high)[:-1]}"
+    texts, (symbol, style) = setting_texts(row), _STATES.get(row.state, ("?", "text"))
+    styles = [style, "dim" if row.state == "skipped" else "text", *["text"] * 4, "dim"]
+    if row.trial is not None:
+        styles[2 if row.trial.ratio is not None else -1] = VERDICTS.get(row.trial.verdict, "text")
+        styles[_LOSSES] = "warn" if row.trial.loss == "differs" else "text"
+    spans = [(f"{symbol} {texts[0]}", style), *zip(texts[1:], styles[1:], strict=True)]
+    # Without figures, the reason takes their place.
+    return spans if any(texts[2:-1]) else [*spans[:2], spans[-1]]
 
 
 def current(state: TuningState) -> int:
@@ -85,32 +59,12 @@ def current(state: TuningState) -> int:
     return 0 if state.done or not done else done[-1]
 
 
-def progress_rows(state: TuningState, stopping: bool, width: int, height: int) -> list[Row]:
-    """What is measured now, and its result so far."""
-    stage = "stopping; results so far are kept" if stopping else foreign(state.stage)
-    progress = state.progress
-    if progress is None:
-        return [((f"{stage}…", "accent"),)]
-    blocks = counted(progress.abba_blocks, "ABBA block") if progress.abba_blocks else ""
-    rows = [ends(((shorten(f"{stage}…", width - 16), "accent"),), ((blocks, "dim"),), width)]
-    text = f"{progress.spent_s:.0f} of {progress.budget_s:.0f} s"
-    doing = f"{foreign(progress.doing)}, {text}"
-    share = progress.spent_s / progress.budget_s if progress.budget_s else 0.0
-    rows.append(progress_line(share, doing if cells(doing) < width * 2 // 3 else text, width))
-    if height >= 18:
-        plot = interval_rows(progress.ratio, progress.low, progress.high, min(width - 24, _PLOT))
-        # Two rows are reserved, so that the table does not move when the interval appears.
-        label = interval_text(progress.ratio, progress.low, progress.high) or f"{MISSING}: no ratio yet"
-        rows += [plot[0], (*plot[1], ("  " + label, "text"))] if plot else [BLANK, ((label, "dim"),)]
-    return rows
-
-
 def result_rows(state: TuningState, width: int, height: int) -> list[Row]:
     """What tuning has found, and its interval."""
     rows = paragraph(state.text, width, "good" if state.kept else "text")
     final = state.final
     if final is not None and height >= 16:
-        rows += interval_rows(final.ratio, final.low, final.high, min(width, _PLOT), final.verdict)
+        rows += interval_rows(final.ratio, final.low, final.high, width, final.verdict)
     return rows
 
 
@@ -161,7 +115,10 @@ class TuningScreen(WidgetScreen):
         if state is None:
             return top, [BLANK, (("starting…", "accent"),)]
         if not state.done:
-            return top, [BLANK, *progress_rows(state, self._stopping, width, height)]
+            stage = "stopping; results so far are kept" if self._stopping else state.stage
+            if state.progress is None:
+                return top, [BLANK, ((f"{foreign(stage)}…", "accent"),)]
+            return top, [BLANK, *progress_rows(state.progress, stage, width, plot=height >= 18)]
         saved = f"written to {source.saved}" if source.saved else ""
         return top, [BLANK, *result_rows(state, width, height), *paragraph(saved, width, "accent")]
 
@@ -182,11 +139,8 @@ class TuningScreen(WidgetScreen):
 
     def action_open(self) -> None:
         """Show what the table cuts or leaves out at this width."""
-        cells = _cells(self.body.chosen)
-        # A row without a trial has a reason in place of its figures.
-        names = _COLUMNS if len(cells) == len(_COLUMNS) else (*_COLUMNS[:2], "why")
-        named = (f"{name} {foreign(text)}" for name, (text, _) in zip(names, cells, strict=True) if text)
-        self.say("; ".join(named))
+        texts = zip(COLUMNS, setting_texts(self.body.chosen), strict=True)
+        self.say("; ".join(f"{name} {foreign(text)}" for name, text in texts if text))
 
     def word(self, key: Key) -> str:
         if key.action == "back":

@@ -13,7 +13,7 @@ from ndd_console.render.rows import block_rows
 from ndd_console.view.bars import progress_line
 from ndd_console.view.frame import Entry
 from ndd_console.view.keys import WIZARD_KEYS, Key
-from ndd_console.view.rows import BLANK, aligned, cells, ends, fit, paragraph, rule, shorten
+from ndd_console.view.rows import BLANK, aligned, cells, ends, fit, paragraph, rule, shorten, wrap
 from ndd_console.view.scatter import plot_rows
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList
@@ -23,7 +23,6 @@ from ndd_engine.errors import NddError
 from ndd_engine.text import MISSING, duration, foreign, number, size
 
 from .base import WidgetScreen
-from .pages import HelpScreen
 
 if TYPE_CHECKING:
     from ndd_console.jobs.folder import StartRow
@@ -40,6 +39,7 @@ _NEXT = {"goal": "probe", "probing": "retry", "trade-offs": "file", "verify": "f
 _LOOK_S = 0.2
 _STOPPING = "stopping…"
 _PLOT = 10  # rows of the plot
+_CONTINUED = "    "  # before what follows of a long line
 MARKED, BEST = "✔", "●"  # marked for measurement; on the Pareto front
 BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == "items/s")
 # Columns to drop if the terminal is too narrow, in this order.
@@ -149,7 +149,8 @@ def verified_rows(verified: Sequence[Proposal], recommended: Proposal | None, wi
         best = recommended is not None and one.key == recommended.key
         grid.append([(BEST if best else "", "text"), (_name(one), "text")])
         if known is None or known.step_s is None:
-            grid[-1].append(("not measured yet", "dim") if known is None else (known.verdict, "bad"))
+            predicted = f"not measured yet; predicted {size(one.memory_bytes)}, {duration(one.step_s)} a step"
+            grid[-1].append((predicted, "dim") if known is None else (known.verdict, "bad"))
             continue
         texts = (
             size(one.memory_bytes), size(known.memory_bytes), _error(one.memory_bytes, known.memory_bytes),
@@ -192,7 +193,9 @@ def file_rows(lines: Sequence[str], diff: bool, width: int) -> list[Row]:
     rows: list[Row] = []
     for line in lines:
         indent = line[: len(line) - len(line.lstrip(" "))]
-        rows.append(((shorten(indent + foreign(line), width), _look(line, diff)),))
+        first, *more = wrap(foreign(line), width - len(indent) - len(_CONTINUED)) or [""]
+        pieces = [first, *(_CONTINUED + piece for piece in more)]
+        rows += [((indent + piece, _look(line, diff)),) for piece in pieces]
     return rows or [(("no changes", "dim"),)]
 
 
@@ -361,18 +364,12 @@ class WizardScreen(WidgetScreen):
                 return "complete file" if self._show_diff else "changes"
         return key.word
 
-    def on_option_list_option_highlighted(self) -> None:
-        self.paint()
-
     def on_option_list_option_selected(self) -> None:
         self.action_use("next")
 
     def action_close(self) -> None:
         self.source.stop()
         self._leave("")
-
-    def action_help(self) -> None:
-        self.app.push_screen(HelpScreen(self.look, self.help_keys()))
 
     def action_back(self) -> None:
         """Stop running work; else the page before."""

@@ -152,7 +152,8 @@ class Console:
 
     def _wizard(self, run: RunSource | None, row: StartRow | None = None) -> WizardJob:
         """Start from a copy of the configuration of the run on the screen, else from an entry of the home screen."""
-        notes = live_run_notes(self.root)
+        ended = run.name if run is not None and run.snapshot().final else ""
+        notes = live_run_notes(self.root, ended)
         if run is not None:
             return WizardJob(Answers(config=find_run(self.root, run.name).config), None, BUDGET_S, notes)
         first = None if row is None or row.kind == "file" else row.name

@@ -17,11 +17,6 @@ _LINES = 2  # lines of evidence and of the change, if there is room
 NOTHING = DiagnosisResult()
 
 
-def style_of(finding: Finding) -> str:
-    """The style of a finding's title."""
-    return CALM.get(finding.cause, "dim" if finding.leave else "warn")
-
-
 def title_room(ceiling: str, width: int) -> int:
     """Cells available for the title in the heading."""
     end = cells(ceiling)
@@ -71,7 +66,8 @@ def finding_rows(result: DiagnosisResult, width: int, count: int, can_try: bool)
         return [((shorten(result.trouble, width), "dim"),)] if result.trouble else []
     first, *others = result.findings
     title, more = _parted(first)
-    rows = [title_row(title, ceiling_text(first), style_of(first), width)]
+    style = CALM.get(first.cause, "dim" if first.leave else "warn")
+    rows = [title_row(title, ceiling_text(first), style, width)]
     if first.cause not in CALM:
         text, key, other = _change_text(first, can_try, width)
         change = wrap(text + key + other, width)

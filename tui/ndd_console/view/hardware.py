@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from ndd_console.words.step import is_script, item_name, on_gpu, setting
+from ndd_console.words.run import epoch_text, model_text, steps_text, versions_text
+from ndd_console.words.step import is_script, on_gpu, setting
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import MISSING, counted, finite, foreign, number, plural, size
+from ndd_engine.text import MISSING, counted, finite, foreign, plural, size
 
 from .bars import levels
 from .rows import cells, fields
@@ -135,31 +136,13 @@ def _memory(host: dict[str, Any], snapshot: Snapshot) -> list[Span]:
 
 
 def facts(snapshot: Snapshot, width: int) -> list[Row]:
-    """Model, batch, data and versions of the run."""
+    """Model, steps, data and versions of the run."""
     run = snapshot.run
     if run is None:
         return []
-    micro, accumulation = setting(run, "batch", "micro"), setting(run, "batch", "accumulation")
-    both = micro and accumulation
-    parts = f" = micro {number(micro)} x accumulation {number(accumulation)}" if both else ""
-    ranks = setting(run, "parallel", "ranks")
-    parts += f" x {counted(ranks, 'rank')}" if both and isinstance(ranks, int) and ranks > 1 else ""
-    tokens = ""
-    if run.token and run.tokens_per_item:
-        each = "each" if float(run.tokens_per_item).is_integer() else "each on average"
-        tokens = f", {number(run.tokens_per_item)} {plural(foreign(run.token))} {each}"
-    epoch = "; length of an epoch n/a"
-    if run.steps_per_epoch:
-        of = f"{number(run.items_per_epoch or None)} {item_name(snapshot)}"
-        epoch = f"; {number(run.steps_per_epoch)} steps, {of} per epoch"
-    batch_text = f"{number(run.items_per_step)} {item_name(snapshot)} per step{parts}{tokens}"
-    if cells(batch_text + epoch) + _LABEL <= width:
-        batch_text += epoch
-    versions = "   ".join(f"{foreign(name)} {foreign(value)}" for name, value in run.versions.items())
-    texts = {
-        "model": f"{foreign(run.model)}   {number(run.parameters or None)} parameters",
-        "batch": batch_text,
-        "data": foreign(run.data),
-    }
-    rows = [_labelled(label, ((text, "text"),)) for label, text in texts.items()]
-    return [*rows, _labelled("versions", ((versions, "dim"),))]
+    steps, epoch = steps_text(snapshot, run), epoch_text(snapshot, run)
+    if cells(steps + epoch) + _LABEL + 2 <= width:
+        steps += f"; {epoch}"
+    texts = {"model": model_text(run), "steps": steps, "data": run.data}
+    rows = [_labelled(label, ((foreign(text), "text"),)) for label, text in texts.items()]
+    return [*rows, _labelled("versions", ((foreign(versions_text(run)), "dim"),))]

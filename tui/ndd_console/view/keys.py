@@ -72,6 +72,8 @@ APP_KEYS = (
         label="Ctrl-Z",
     ),
 )
+_HELP = Key("question_mark", "help", "help", "help: keys and glossary", label="?")
+_BACK = Key("escape,q,ctrl+q,ctrl+c", "back", "back", "back", label="esc")
 LIVE_KEYS = (
     Key("t", "try", "try", "try a change: measure it against the current configuration", ("change",)),
     Key("d,enter", "diagnosis", "diagnosis", "diagnosis: all findings with their evidence"),
@@ -88,29 +90,32 @@ LIVE_KEYS = (
     Key("y", "copy", "copy", "copy the command that measures the proposed change", ("command",), drop=1),
     Key("i", "settings", "settings", "settings and whether they are in effect; work per step", drop=3),
     Key("l", "log", "log", "log: captured output (print, warnings)"),
-    Key("question_mark", "help", "help", "help: keys and glossary", label="?"),
+    _HELP,
     Key("q,ctrl+q", "quit", "quit", "quit: stop after a checkpoint, or keep the run running"),
     Key(
         "ctrl+c", "interrupt", "stop", "stop after a checkpoint; again: stop immediately", label="Ctrl-C",
         drop=None,
     ),
 )  # fmt: skip
-_BACK = Key("escape,q,ctrl+q,ctrl+c", "back", "back", "back", label="esc")
-PAGE_KEYS = (_BACK,)
+PAGE_KEYS = (_HELP, _BACK)
+HELP_KEYS = (_BACK,)
 DIAGNOSIS_KEYS = (
     Key("t", "try", "try", "try one of the proposed changes", ("change",)),
     Key("y", "copy", "copy", "copy the command that measures the first proposed change", ("command",)),
+    _HELP,
     _BACK,
 )
 START_KEYS = (
     Key("s", "start", "start", "train what the page shows"),
     Key("w", "wizard", "wizard", "wizard for it", ("wizard",)),
+    _HELP,
     _BACK,
 )
 LOG_KEYS = (
     Key("slash", "search", "search", "search for a text", label="/"),
     Key("n", "older", "older match", "the match before", ("search",)),
     Key("N,upper_n", "newer", "newer match", "the match after", ("search",), label="N"),
+    _HELP,
     _BACK,
 )
 HOME_KEYS = (
@@ -122,7 +127,7 @@ HOME_KEYS = (
     ),
     Key("c", "compare", "compare", "compare with another run: press c on each of the two", ("run",)),
     Key("r", "reload", "refresh", "read the folder and the runs again"),
-    Key("question_mark", "help", "help", "help: keys and glossary", label="?"),
+    _HELP,
     Key("escape", "close_message", "close message", drop=None),
     Key("q,ctrl+q,ctrl+c", "quit", "quit", "quit"),
 )
@@ -134,11 +139,13 @@ TRIAL_KEYS = (
     Key("w", "write", "write the configuration", "write the change of the trial to a new file", ("faster",)),
     Key("y", "copy", "copy the diff", "copy the diff of the trial", ("measured",)),
     Key("t", "again", "try another", "select another change", ("measured",)),
+    _HELP,
     _BACK,
 )
 TUNING_KEYS = (
     Key("enter", "open", "whole row", "show all figures of the selected setting", ("setting",)),
     Key("w", "write", "write the configuration", "write the settings that help to a new file", ("result",)),
+    _HELP,
     _BACK,
 )
 WIZARD_KEYS = (
@@ -177,7 +184,7 @@ WIZARD_KEYS = (
         ("file page", "existing file"),
     ),
     Key("b,escape,backspace", "back", "back", "back; while work is running: stop it"),
-    Key("question_mark", "help", "help", "help: keys and glossary", label="?"),
+    _HELP,
     Key("q,ctrl+q,ctrl+c", "close", "close", "close; cancels running work"),
 )
 # Keys inside lists and pages, and of questions.
@@ -186,8 +193,8 @@ SCROLL_KEYS = (
     Key("down,j", "scroll_down", "one line down", label="↓", drop=None),
     Key("space,pagedown", "page_down", "next page", "next page", label="space"),
     Key("pageup", "page_up", "page before", drop=None),
-    Key("home,g", "scroll_home", "top", "top", label="g"),
-    Key("end,G,upper_g", "scroll_end", "bottom", "bottom", label="G"),
+    Key("home,g", "scroll_home", "top", "top", label="g", drop=1),
+    Key("end,G,upper_g", "scroll_end", "bottom", "bottom", label="G", drop=2),
 )
 LIST_KEYS = (
     Key("up,k", "cursor_up", "select", label="↑↓"),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ndd_console.words.figures import small
-from ndd_console.words.run import LOST, loss_text
+from ndd_console.words.run import LOST, end_text, loss_text, metrics_text
 from ndd_console.words.step import PAUSED, is_script, items_rate, micro_steps, rates, work_short, work_texts
-from ndd_engine.record.snapshot import Evaluation, Snapshot, TimedMark
-from ndd_engine.text import MISSING, counted, duration, foreign, number
+from ndd_engine.record.snapshot import Snapshot, TimedMark
+from ndd_engine.text import MISSING, counted, foreign, number
 
 from .bars import Points, bucket, finite_values, graph, sparkline
 from .rows import cells, ends, fit, paragraph, rule, shorten, side_by_side
@@ -31,18 +31,12 @@ def figures_row(snapshot: Snapshot, width: int, with_trends: bool, with_work: bo
     return (("   ".join(parts), "text"),)
 
 
-def metrics_text(evaluation: Evaluation) -> str:
-    """ "loss 1.520, bits 2.19"."""
-    texts = [f"{foreign(name)} {number(value, 4)}" for name, value in evaluation.metrics.items()]
-    return ", ".join(texts) or MISSING
-
-
 def evaluation_row(snapshot: Snapshot, width: int) -> Row:
     """The latest and the best evaluation."""
     if not snapshot.evaluations:
         return (("evaluation n/a", "dim"),)
     last, best = snapshot.evaluations[-1], snapshot.best
-    text = f"evaluation {metrics_text(last)} at step {last.step:,}"
+    text = f"evaluation {foreign(metrics_text(last.metrics))} at step {last.step:,}"
     if best is None:
         return ((shorten(text, width), "text"),)
     name, value = next(iter(best.metrics.items()), ("", None))
@@ -123,9 +117,6 @@ def message_rows(message: str | None, width: int) -> list[Row]:
 def end_rows(snapshot: Snapshot, name: str, width: int, count: int) -> list[Row]:
     """How the run ended: reason, final loss, and the checkpoint from which an own run resumes."""
     style = STATUS.get(snapshot.status, ("", "text"))[1]
-    title = f"{snapshot.status} at step {snapshot.step:,}"
-    if snapshot.elapsed_s:
-        title += f" after {duration(snapshot.elapsed_s)}"
     tail: list[Row] = []
     if snapshot.loss is not None and not snapshot.evaluations:
         tail.append((("final      ", "dim"), (loss_text(snapshot), "text")))
@@ -141,7 +132,9 @@ def end_rows(snapshot: Snapshot, name: str, width: int, count: int) -> list[Row]
     elif resume and snapshot.status not in ("done", "failed"):
         tail.append(((resume, "dim"),))
     room = max(count - 1 - len(tail), 1)
-    return [rule(title, width, style), *paragraph(reason, width, limit=room), *tail][: max(count, 0)]
+    return [rule(end_text(snapshot), width, style), *paragraph(reason, width, limit=room), *tail][
+        : max(count, 0)
+    ]
 
 
 def throughput_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:

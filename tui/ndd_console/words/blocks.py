@@ -73,7 +73,7 @@ class Table(NamedTuple):
     warn: indices of rows that need attention.
 
     Where there is little room, the columns after `wide` are left out first. paths: cells of `wide` are cut at their
-    start.
+    start. older: rows before these, which a page shows when it is asked to.
     """
 
     title: str
@@ -84,11 +84,12 @@ class Table(NamedTuple):
     wide: int = -1
     paths: bool = False
     warn: frozenset[int] = frozenset()
+    older: tuple[tuple[str, ...], ...] = ()
 
     def newest(self, limit: int) -> Table:
-        """The table with its last `limit` rows and a note if there were more."""
+        """The table with its last `limit` rows and a note if there were more, which are the older ones."""
         note = f"The newest {limit} of {len(self.rows):,}." if len(self.rows) > limit else ""
-        return self._replace(rows=self.rows[-limit:], note=note)
+        return self._replace(rows=self.rows[-limit:], note=note, older=self.rows[:-limit])
 
 
 class Verdict(NamedTuple):

@@ -68,4 +68,6 @@ def diagnosis_blocks(snapshot: Snapshot, result: DiagnosisResult, name: str, can
     ]
     if newest:
         blocks.append(Facts(tuple(reversed(newest[-MOST_EVENTS:])), "Newest events"))
+    if len(newest) > MOST_EVENTS:
+        blocks.append(Text("Earlier events are in the log (l on the live screen) and in the report.", "note"))
     return blocks

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable
 from typing import Literal
 
-from ndd_engine.text import MISSING, counted, duration, finite, number, size
+from ndd_engine.text import MISSING, duration, finite, number, size
 
 # How values are formatted; "plain" values carry a unit of their own.
 Kind = Literal["plain", "share", "bytes", "seconds"]
@@ -49,8 +51,8 @@ def formatter(kind: Kind, unit: str = "") -> Callable[[float | None], str]:
 
 
 def times(ratio: float) -> str:
-    """A speed ratio: "1.42x", "12.3x"."""
-    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.1f}x"
+    """A speed ratio with three digits: "1.42x", "12.3x"."""
+    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.3g}x"
 
 
 def at_most(ceiling: float) -> str:
@@ -67,6 +69,8 @@ def interval_text(ratio: float | None, low: float | None, high: float | None) ->
     return f"{times(ratio)} ({times(low)[:-1]} to {times(high)[:-1]})"
 
 
-def pairs_text(pairs: int) -> str:
-    """ " of 6 pairs of processes", "" if the number is unknown."""
-    return f" of {counted(pairs, 'pair')} of processes" if pairs else ""
+def moment(t: float | None) -> str:
+    """Local date and time: "2026-03-14 15:09"."""
+    with contextlib.suppress(ValueError, OverflowError, OSError):  # not a time
+        return MISSING if t is None else time.strftime("%Y-%m-%d %H:%M", time.localtime(t))
+    return MISSING

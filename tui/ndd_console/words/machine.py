@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from ndd_engine.hardware.gpus import Gpu, Machine
+from ndd_engine.hardware.gpus import Gpu, GpuProfile, Machine
 from ndd_engine.hardware.host import Host
 from ndd_engine.text import MISSING, number, size
 
@@ -55,11 +55,16 @@ def _gpu(gpu: Gpu) -> Iterator[tuple[str, str]]:
     if profile is None:
         yield _row("peak", MISSING, why("profile"))
     else:
-        rates = ", ".join(f"{kind} {number(value)}" for kind, value in profile.dense_tflops.items())
-        yield _row("peak", f"dense peak TFLOP/s: {rates}", why("profile"))
-        yield _row("", f"memory {number(profile.bandwidth_gb_s)} GB/s; {profile.source}")
+        yield from peak_rows(profile, why("profile"))
     if gpu.uuid is not None:
         yield _row("id", gpu.uuid)
+
+
+def peak_rows(profile: GpuProfile, why: str | None = None) -> Iterator[tuple[str, str]]:
+    """What a GPU can reach at most, by its published specifications."""
+    rates = ", ".join(f"{kind} {number(value)}" for kind, value in profile.dense_tflops.items())
+    yield _row("peak", f"dense peak TFLOP/s: {rates}", why)
+    yield _row("", f"memory {number(profile.bandwidth_gb_s)} GB/s; {profile.source}")
 
 
 def _host(host: Host) -> list[tuple[str, str]]:

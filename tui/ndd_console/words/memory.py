@@ -95,7 +95,7 @@ def _owners(moment: Moment, title: str) -> Iterator[Block]:
         else ""
     )
     if rows:
-        yield Table(title, ("", "", "", ""), rows, frozenset({0, 1, 2}), note)
+        yield Table(title, ("requested", "share", "blocks", "line"), rows, frozenset({0, 1, 2}), note)
 
 
 def _releases(device: DeviceMemory) -> Iterator[tuple[str, str]]:
@@ -134,7 +134,8 @@ def _what_ifs(device: DeviceMemory) -> Iterator[Block]:
         collected = counted(trial.collections, "collection") if trial.collections else ""
         rows.append((trial.setting, reserved, change, ", ".join(filter(None, (verdict, collected)))))
     note = f"Error on this recording {device.peak_error:+.1%}, {replayed}{doubt}. {_limit_text(device.limit)}"
-    yield Table("Replayed with other settings", ("", "", "", ""), tuple(rows), frozenset({1, 2}), note)
+    columns = ("setting", "reserved", "change", "outcome")
+    yield Table("Replayed with other settings", columns, tuple(rows), frozenset({1, 2}), note)
 
 
 def _limit_text(limit: Limit) -> str:

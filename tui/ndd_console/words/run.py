@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ndd_engine.diagnose import ENDINGS, Finding, diagnose
@@ -10,7 +10,7 @@ from ndd_engine.record.events import EndEvent, RunEvent
 from ndd_engine.record.figures import bad_loss_text
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import counted, duration, number, plural, printable
+from ndd_engine.text import MISSING, counted, duration, number, plural, printable
 
 from . import step
 from .figures import percent, small
@@ -53,14 +53,20 @@ def introduction(snapshot: Snapshot) -> list[str]:
 
 
 def steps_text(snapshot: Snapshot, run: RunEvent) -> str:
-    """ "6,900 optimizer steps of 256 windows (2 micro-steps of 128)"."""
-    batch = run.config.get("batch", {})
-    accumulation = batch.get("accumulation", 1)
-    micro = (
-        f" ({number(accumulation)} micro-steps of {number(batch.get('micro'))})" if accumulation > 1 else ""
-    )
+    """ "6,900 optimizer steps of 512 windows of 256 characters (2 micro-steps of 128 on each of 2 ranks)"."""
+    accumulation, micro = step.setting(run, "batch", "accumulation"), step.setting(run, "batch", "micro")
+    ranks = step.setting(run, "parallel", "ranks")
+    parts = []
+    if isinstance(accumulation, int) and accumulation > 1:
+        parts.append(f"{number(accumulation)} micro-steps of {number(micro)}")
+    if isinstance(ranks, int) and ranks > 1:
+        parts.append(f"on each of {counted(ranks, 'rank')}" if parts else f"on {counted(ranks, 'rank')}")
     total = f"{number(run.total_steps)} " if run.total_steps else ""
-    return f"{total}optimizer steps of {number(run.items_per_step)} {step.item_name(snapshot)}{micro}"
+    text = f"{total}optimizer steps of {number(run.items_per_step)} {step.item_name(snapshot)}"
+    if run.token and run.tokens_per_item:
+        about = "" if float(run.tokens_per_item).is_integer() else "about "
+        text += f" of {about}{number(run.tokens_per_item)} {plural(printable(run.token))}"
+    return f"{text} ({' '.join(parts)})" if parts else text
 
 
 def epoch_text(snapshot: Snapshot, run: RunEvent) -> str:
@@ -74,6 +80,30 @@ def epoch_text(snapshot: Snapshot, run: RunEvent) -> str:
         tokens = number(round(run.items_per_epoch * run.tokens_per_item))
         text += f", {tokens} {plural(printable(run.token))}"
     return text
+
+
+def model_text(run: RunEvent) -> str:
+    """The model and its size."""
+    return f"{run.model or MISSING}; {number(run.parameters or None)} parameters"
+
+
+def versions_text(run: RunEvent) -> str:
+    """ "torch 2.6.0, python 3.11.7"."""
+    return ", ".join(f"{name} {value}" for name, value in run.versions.items()) or MISSING
+
+
+def metrics_text(metrics: Mapping[str, float | None]) -> str:
+    """ "loss 1.520, bits 2.19"."""
+    return ", ".join(f"{name} {number(value, 4)}" for name, value in metrics.items()) or MISSING
+
+
+def end_text(snapshot: Snapshot) -> str:
+    """ "failed at step 33 of 1,500 after 1 min 32 s"."""
+    run = snapshot.run
+    text = f"{snapshot.status} at step {number(snapshot.step)}"
+    if run is not None and run.total_steps:
+        text += f" of {number(run.total_steps)}"
+    return text + (f" after {duration(snapshot.elapsed_s)} of training" if snapshot.elapsed_s else "")
 
 
 def progress_line(snapshot: Snapshot) -> str:
@@ -134,8 +164,7 @@ def _summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> Iterator[
         if work := step.work_texts(snapshot):
             yield ", ".join(work)
     if snapshot.best is not None:
-        figures = ", ".join(f"{name} {number(value, 4)}" for name, value in snapshot.best.metrics.items())
-        yield f"best evaluation at step {number(snapshot.best.step)}: {figures}"
+        yield f"best evaluation at step {number(snapshot.best.step)}: {metrics_text(snapshot.best.metrics)}"
     lost = [setting.name for setting in snapshot.settings if setting.in_effect is False]
     if lost:
         yield f"requested but not in effect: {', '.join(lost)}"

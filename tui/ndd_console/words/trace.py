@@ -20,12 +20,12 @@ def phases(use: TraceUse) -> Table:
     rows = tuple(
         (
             phase, share_text(value / use.wall_ns), ns(value / each),
-            f"from {printable(use.sources.get(phase, 'the rest'))}",
+            printable(use.sources.get(phase, "the rest")),
         )
         for phase, value in sorted(use.phase_ns(use.begin, use.end).items(), key=lambda item: -item[1])
     )  # fmt: skip
-    title = "Phases of the main thread, inferred" + (", with the time per step" if use.steps else "")
-    return Table(title, ("", "", "", ""), rows, frozenset({1, 2}))
+    columns = ("phase", "share", "time per step" if use.steps else "time", "inferred from")
+    return Table("Phases of the main thread", columns, rows, frozenset({1, 2}))
 
 
 def examined(use: TraceUse) -> str:
@@ -57,12 +57,13 @@ def device_blocks(device: DeviceUse) -> Iterator[Block]:
         if cause in spent.idle_ns
     )
     if causes:
-        yield Table("Idle by cause", ("", "", ""), causes, frozenset({1, 2}))
+        yield Table("Idle by cause", ("cause", "share", "time"), causes, frozenset({1, 2}))
     top = tuple(
         (share_text(int(total) / wall), f"{count:,}x", clip(str(name), _NAME))
         for name, total, count in spent.top
     )
-    yield Table(f"Longest {'kernels' if gpu else 'operators'}", ("", "", ""), top, frozenset({0, 1}))
+    kind = "kernel" if gpu else "operator"
+    yield Table(f"Longest {kind}s", ("share", "calls", kind), top, frozenset({0, 1}))
 
 
 def device_text(device: DeviceUse) -> str:

@@ -1,16 +1,16 @@
-"""The result of a trial in words: one line, a table of both sides, the facts behind the verdict, and many together."""
+"""A trial in words: its progress, its result as one line and in full, and the results of many together."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, counted, duration, number, size
 
 from .blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Text
-from .figures import interval_text, pairs_text
+from .figures import interval_text
 from .finding import command_text
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ VERDICTS = {
 # Trials that a report shows.
 _NEWEST = 40
 _EFFECT = {True: "yes", False: "NO", None: MISSING}
-# Figures of both sides: (label, field, text of a value).
-_FIGURES = (("memory", "peak_bytes", size), ("step", "step_s", duration), ("setup", "prepare_s", duration))
 
 
 def trial_text(trial: TrialEvent | None) -> str:
@@ -43,20 +41,34 @@ def ratio_text(trial: TrialEvent | None, missing: str = "") -> str:
     return (interval_text(trial.ratio, trial.low, trial.high) if trial is not None else "") or missing
 
 
-def measurement(progress: Progress) -> str:
-    """ "12/60 s   measuring   4 ABBA blocks   1.41x (1.33 to 1.50)"."""
-    parts = [f"{progress.spent_s:3.0f}/{progress.budget_s:.0f} s", progress.doing]
+class Measured(NamedTuple):
+    """The progress of a trial: time of the budget, what it does, ABBA blocks so far, ratio so far; "" for none yet."""
+
+    time: str
+    doing: str
+    blocks: str
+    ratio: str
+
+
+def measured(progress: Progress) -> Measured:
+    """The parts of a progress."""
+    spent, blocks = f"{progress.spent_s:.0f} of {progress.budget_s:.0f} s", ""
     if progress.abba_blocks:
-        parts.append(f"{counted(progress.abba_blocks, 'ABBA block')}{pairs_text(progress.pairs)}")
-    if progress.ratio is not None:
-        parts.append(interval_text(progress.ratio, progress.low, progress.high))
-    return "   ".join(parts)
+        blocks = counted(progress.abba_blocks, "ABBA block")
+    if blocks and progress.pairs:
+        blocks += f" of {counted(progress.pairs, 'pair')} of processes"
+    return Measured(spent, progress.doing, blocks, interval_text(progress.ratio, progress.low, progress.high))
 
 
-def trial_blocks(trial: TrialEvent) -> Iterator[Block]:
+def measurement(progress: Progress) -> str:
+    """ "12 of 60 s   measuring   4 ABBA blocks   1.41x (1.33 to 1.50)"."""
+    return "   ".join(filter(None, measured(progress)))
+
+
+def trial_blocks(trial: TrialEvent, title: str = "") -> Iterator[Block]:
     """Both sides as a table, whether the losses agree, and the result in a sentence."""
     rows = []
-    for name, side in (("baseline", trial.base), (" ".join(map(str, trial.sets)), trial.change)):
+    for name, side in (("baseline", trial.base), (_change(trial), trial.change)):
         if side.get("prepare_s") is not None:
             setup, rate = duration(side["prepare_s"]), side.get("items_per_s")
             if side.get("compile_s") is not None:
@@ -65,54 +77,24 @@ def trial_blocks(trial: TrialEvent) -> Iterator[Block]:
             rows.append((name, duration(side.get("step_s")), throughput, setup, size(side.get("peak_bytes"))))
     if rows:
         columns = ("", "step", "throughput", "setup", "peak memory")
-        yield Table("", columns, tuple(rows), frozenset(range(1, 5)))
+        yield Table(title, columns, tuple(rows), frozenset(range(1, 5)), wide=0)
     if trial.loss_text:
-        yield Text(f"losses: {trial.loss}: {trial.loss_text}")
+        yield Text(f"losses: {trial.loss}: {trial.loss_text}", "warn" if trial.loss == "differs" else "")
     for name in trial.change.get("not_in_effect", []):
-        yield Text(f"not in effect: {name}")
-    yield Text(trial.text)
+        yield Text(f"not in effect: {name}", "warn")
+    yield Text(trial.text if rows or not title else f"{title}: {trial.text}")
 
 
-def trial_facts(trial: TrialEvent, title: str = "") -> Facts:
-    """How the result was measured, and the figures of both sides."""
-    interval = ""
-    if trial.ratio is not None:
-        blocks = f"{counted(trial.abba_blocks, 'ABBA block')}{pairs_text(trial.pairs)}"
-        interval = f"{trial.confidence * 100:.0f} % CI from {blocks}"
-        if trial.between is not None:
-            interval += f" and the usual difference between processes, {trial.between * 100:.2g} %"
+def conditions(trial: TrialEvent) -> str:
+    """What it was measured against, on what, and for how long."""
     where = f" on {trial.device}" if trial.device else ""
     took, over_s = duration(trial.seconds), trial.seconds - trial.budget_s
     if trial.budget_s and over_s < 0.5:
         took = f"{min(trial.seconds, trial.budget_s):.0f} of {number(trial.budget_s)} s"
     elif trial.budget_s:
         took = f"{number(trial.budget_s)} s, and {duration(over_s)} to finish"
-    effect = "yes" if trial.in_effect else f"{MISSING}: cannot be verified"
-    if trial.in_effect is False:
-        effect = f"no: {trial.not_in_effect or 'it changed nothing'}"
-    sides = ((label, trial.base.get(key), trial.change.get(key), shown) for label, key, shown in _FIGURES)
-    steps = trial.break_even_steps
-    pays_off = f"after {counted(steps, 'optimizer step')}" if steps else "immediately: no extra setup time"
-    attention = {
-        "in effect": trial.in_effect is False,
-        "loss": trial.loss == "differs",
-        "load": bool(trial.load),
-    }
-    return Facts.of(
-        ("interval", interval),
-        ("baseline", f"{trial.against}; measured for {took}{where}"),
-        ("load", trial.load),
-        ("in effect", effect),
-        ("loss", trial.loss + (f": {trial.loss_text}" if trial.loss_text else "")),
-        *(
-            (label, f"baseline {shown(base)}, candidate {shown(candidate)}")
-            for label, base, candidate, shown in sides
-            if base is not None or candidate is not None
-        ),
-        ("break-even", pays_off if steps is not None else ""),
-        title=title,
-        warn=frozenset(label for label, bad in attention.items() if bad),
-    )
+    text = f"measured against {trial.against}{where}, for {took}"
+    return text + ("; whether it is in effect cannot be verified" if trial.in_effect is None else "")
 
 
 def trials_blocks(trials: Sequence[TrialEvent], name: str) -> list[Block]:
@@ -143,8 +125,7 @@ def trials_blocks(trials: Sequence[TrialEvent], name: str) -> list[Block]:
     columns = ("change", "verdict", "speed", "peak memory", "loss", "applied")
     out.append(Table("Trials", columns, tuple(rows), wide=0).newest(_NEWEST))
     for trial in newest:
-        facts = trial_facts(trial, _change(trial))
-        out.append(facts._replace(rows=(("result", trial.text), *facts.rows)))
+        out += [*trial_blocks(trial, _change(trial)), Text(conditions(trial), "note")]
     return out
 
 

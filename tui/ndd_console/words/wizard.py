@@ -103,15 +103,9 @@ def proposal_blocks(
     proposed: ProposalSet, best: Proposal | None, choice: Choice | None = None
 ) -> Iterator[Block]:
     """The table of proposals with notes."""
-    from ndd_engine.wizard.planner import model_name
-
     situation = proposed.situation
-    opened = situation.opened
     yield Text(f"{situation.device_name}: {size(situation.free_bytes)} usable")
-    yield Text(f"{opened.data}; {opened.model}")
-    yield from map(Text, (*lengths_line(opened), *threads_line(situation)))
-    failed = [f"{model_name(probed.model)}: {probed.why}" for probed in proposed.found if probed.why]
-    yield from map(Text, (*situation.notes, *failed))
+    yield from map(Text, situation_texts(proposed))
     fastest = by_speed(proposed.best)[:_ROWS]
     measured = [proposal for proposal in proposed.rows if proposal.measured is not None]
     more = [proposal for proposal in measured if all(proposal.key != other.key for other in fastest)]
@@ -142,6 +136,15 @@ def proposal_blocks(
         missing = size(least.missing_bytes)
         yield Text(f"nothing fits: micro-batch {least.batch.micro} is over the limit by {missing}")
     yield Text("memory and time are predictions" + (" unless marked as measured" if measured else ""))
+
+
+def situation_texts(proposed: ProposalSet) -> Iterator[str]:
+    """Data and model, with how many threads was measured, and what could not be predicted."""
+    from ndd_engine.wizard.planner import model_name
+
+    situation, opened = proposed.situation, proposed.situation.opened
+    yield from (opened.data, opened.model, *lengths_line(opened), *threads_line(situation), *situation.notes)
+    yield from (f"{model_name(probed.model)}: {probed.why}" for probed in proposed.found if probed.why)
 
 
 def threads_line(situation: Situation) -> tuple[str, ...]:
