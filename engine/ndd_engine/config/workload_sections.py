@@ -221,7 +221,10 @@ class FinetuneSection(Section):
 
 
 class SummariseSection(Section):
-    """BiLSTM pointer-generator summariser (guide: summariser). batch.sequence limits the source length."""
+    """BiLSTM pointer-generator summariser (guide: summariser). batch.sequence limits the source length.
+
+    The guide evaluates every 500 steps, with 100 summaries: evaluate.every_steps=500 and workload.summaries=100.
+    """
 
     name: Literal["summarise"]
     data: str = Field(
