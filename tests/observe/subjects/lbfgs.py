@@ -1,9 +1,9 @@
 import torch
 from common import data, net, report
 
-model = net()
-optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
-x, y = data().tensors
+model = net(32)
+optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5, history_size=100)
+x, y = data(64).tensors
 
 
 def closure():
@@ -13,6 +13,6 @@ def closure():
     return loss
 
 
-for step in range(20):
+for step in range(60):
     loss = optimizer.step(closure)
 report(step + 1, loss)
