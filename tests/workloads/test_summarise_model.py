@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from ndd_engine.workloads.summarise import (
+    DecoderSteps,
     EncodedSources,
     Padder,
     Pairs,
     Pointer,
     PointerGenerator,
-    Steps,
     StepwisePointer,
     negative_log_likelihood,
 )
@@ -96,7 +96,7 @@ def test_probability_is_that_of_generating_or_copying(kind: type[Pointer]) -> No
     """By hand: p_gen p_vocab(word) + (1 - p_gen) (attention on its places in the source)."""
     torch.manual_seed(0)
     pointer = kind(10, 2, 3).double()
-    steps = Steps(
+    steps = DecoderSteps(
         torch.randn(1, 2, 3).double(),
         torch.randn(1, 2, 6).double(),
         torch.tensor([[[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.2, 0.0]]]).double(),

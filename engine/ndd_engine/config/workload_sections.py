@@ -323,14 +323,14 @@ class AutoSection(Section):
     probe: dict[str, Any] = Field(default_factory=dict)
 
 
-class Sizes(Section):
+class SizeTables(Section):
     """The tables [sizes.NAME] and [auto] of a configuration file for the user's own workload."""
 
     sizes: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
     auto: AutoSection | None = None
 
     @model_validator(mode="after")
-    def _candidates_are_sizes(self) -> Sizes:
+    def _candidates_are_sizes(self) -> SizeTables:
         if self.auto is not None:
             for name in (*self.auto.candidates, self.auto.gpu_size):
                 if name not in self.sizes:
