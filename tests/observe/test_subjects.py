@@ -85,7 +85,8 @@ def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
         assert phases["forward"] > 0 and phases["backward"] > 0
     bare = run(tmp_path, f"{script}.py", *words, observed=False)
     assert ran.word("LOSS") == bare.word("LOSS")
-    if script == "compiled":
+    # The compiler of torch 2.1 takes no object of ours for a constant: docs/noticeable.md tells.
+    if script == "compiled" and versions()[1] > (2, 1):
         assert (ran.word("GRAPHS"), ran.word("BREAKS")) == (bare.word("GRAPHS"), bare.word("BREAKS"))
     if name == "accumulate":
         assert sum(window["micro_steps"] for window in windows) == 4 * steps
