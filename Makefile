@@ -4,7 +4,7 @@
 #   make serve   set up and list the screens; with SCREEN=live, open one with recorded data
 # Others: test-all (also the tests that take seconds each), test-slow (more cases, and those that take longer),
 # test-textual (the UI tests with the lowest and the highest Textual), test-extras (every optional dependency,
-# installed and used), docs, dist, bench, faults (planted faults, about 70 minutes), hostile (damaged files, kills,
+# installed and used), test-versions (scripts of other Pythons and versions of torch, in environments of their own), docs, dist, bench, faults (planted faults, about 70 minutes), hostile (damaged files, kills,
 # limits, fuzzed input), gpu (measures a machine with an NVIDIA GPU in an hour, ARGS=--quick in 15 minutes), screenshots.
 
 PYTHON ?= python3
@@ -26,7 +26,7 @@ PIP_BENCH := $(BENCH_VENV)/bin/python $(INSTALL)
 # Both ends of the range in pyproject.toml.
 TEXTUAL_RANGE ?= 6.0.0 8.2.8
 
-.PHONY: run test quick test-all test-slow test-textual test-extras lint docs compiled dist bench faults gpu hostile screenshots serve clean
+.PHONY: run test quick test-all test-slow test-textual test-extras test-versions lint docs compiled dist bench faults gpu hostile screenshots serve clean
 
 # In the background, so that a SIGTERM that only make receives reaches the program; a signal ends wait, not the program.
 run: $(VENV)/.run
@@ -48,10 +48,12 @@ test-all: export NDD_TEST_BUDGET = 1
 test-all: test
 	$(PYTEST) -m "not slow and long and not promise"
 
-# OTHER_PYTHON: another Python with torch, whose scripts are observed as well.
 test-slow: $(VENV)/.dev
 	$(BIN)/python -m pytest -m slow --timeout 1800
-	$(if $(OTHER_PYTHON),NDD_TEST_PYTHON=$(OTHER_PYTHON) $(BIN)/python -m pytest -m "slow or not slow" --timeout 1800 tests/same)
+
+# Before a release: scripts of other Pythons. OTHER_PYTHON: also that of another environment with torch.
+test-versions: $(VENV)/.dev
+	$(BIN)/python -m tests.versions --folder $(VENV)-versions $(OTHER_PYTHON)
 
 # The tests that use the real packages; without the packages they are skipped. REQUIRE_EXTRAS makes a skip a failure.
 test-extras: $(EXTRAS_VENV)/.extras
@@ -153,5 +155,5 @@ $(BENCH_VENV)/.bench: pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(GPU_VENV) $(EXTRAS_VENV) $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)) site dist \
+	rm -rf $(VENV) $(VENV)-versions-* $(BENCH_VENV) $(GPU_VENV) $(EXTRAS_VENV) $(foreach version,$(TEXTUAL_RANGE),$(VENV)-textual-$(version)) site dist \
 		.mypy_cache .ruff_cache .pytest_cache .hypothesis

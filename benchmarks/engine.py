@@ -20,7 +20,7 @@ from ndd_engine.run.run import Run
 from ndd_engine.train.loop import Loop
 from ndd_engine.train.prepare import Prepared, prepare_run
 from ndd_engine.train.request import RunRequest
-from ndd_engine.train.training_run import Training
+from ndd_engine.train.training_run import TrainingRun
 
 Json = dict[str, Any]
 # A step takes 1-3 ms on one core, mostly in the interpreter, so overhead is most visible here.
@@ -71,7 +71,7 @@ def now(device: torch.device) -> float:
 def engine(workload: str, sets: Sequence[str]) -> Iterator[Engine]:
     """A run of this workload on this thread; everything it writes is removed afterwards."""
     with tempfile.TemporaryDirectory(prefix="ndd-bench-") as folder:
-        training = Training(RunRequest(read(sets=sets, workload=workload), Path(folder)))
+        training = TrainingRun(RunRequest(read(sets=sets, workload=workload), Path(folder)))
         run = Run.open(training)
         try:
             prepared = prepare_run(training.opened)
@@ -119,7 +119,7 @@ class Trained:
 
 def trained(workload: str, sets: Sequence[str], folder: Path) -> Trained:
     """Train in this process, in a run of its own in `folder`."""
-    run = Run.open(Training(RunRequest(read(sets=sets, workload=workload), folder)))
+    run = Run.open(TrainingRun(RunRequest(read(sets=sets, workload=workload), folder)))
     try:
         end = run.execute()
     finally:

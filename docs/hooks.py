@@ -134,7 +134,16 @@ def _workload(name: str, section: type[Section]) -> str:
             parts.append(f"Defaults of this workload: {defaults}.")
         rows = [(f"`{size}`", _settings(values)) for size, values in profile.get("sizes", {}).items()]
         parts.append(_table(("`workload.size`", "sets"), rows))
+        tiers = profile.get("gpus", [])
+        on_gpu = [(_at_least(tier["min_gb"]), _settings(dict(list(tier.items())[1:]))) for tier in tiers]
+        if on_gpu:
+            parts.append('With `workload.size = "auto"` on a GPU, the size `guide` and:')
+            parts.append(_table(("memory of the GPU", "sets"), on_gpu))
     return "\n\n".join(parts)
+
+
+def _at_least(gigabytes: float) -> str:
+    return f"{gigabytes} GB or more" if gigabytes else "less"
 
 
 def _keys(section: str, model: type[Section]) -> str:

@@ -39,7 +39,7 @@ from ndd_engine.diagnose import diagnose
 from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.started_ranks import StartedRanks
-from ndd_engine.train.training_run import Training
+from ndd_engine.train.training_run import TrainingRun
 from ndd_engine.trial.trial_request import Base
 from ndd_engine.trial.tuning import run_tuning
 from ndd_engine.wizard.proposals import Answers
@@ -81,11 +81,11 @@ async def take_run(root: Path) -> None:
     """A slow run: live screen, diagnosis, the trial of the proposed change; and the home screen with this run."""
     for number in (1, 2):
         short = read(workload="eeg", overrides={"run": {"name": f"eeg-00{number}", "epochs": 2}})
-        run = Run.open(Training(RunRequest(short, root)))
+        run = Run.open(TrainingRun(RunRequest(short, root)))
         run.execute()
         run.close()
     draft = read(sets=SLOW, workload="finetune", overrides={"run": {"name": "finetune-001"}})
-    run = Run.open(Training(RunRequest(draft, root)))
+    run = Run.open(TrainingRun(RunRequest(draft, root)))
     engine = threading.Thread(target=run.execute, name="engine")
     engine.start()
     source = EngineSource(run)

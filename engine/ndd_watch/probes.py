@@ -268,13 +268,18 @@ def _same(plain: Any, code: Any) -> bool:
     """Whether a code compiled from the source is the one that runs: the file may have changed since."""
     if any(getattr(plain, name) != getattr(code, name) for name in _SAME):
         return False
-    if list(plain.co_lines()) != list(code.co_lines()) or len(plain.co_consts) != len(code.co_consts):
+    if _lines(plain) != _lines(code) or len(plain.co_consts) != len(code.co_consts):
         return False
     return all(
         _same(one, other) if isinstance(one, types.CodeType) and isinstance(other, types.CodeType)
         else type(one) is type(other) and one == other
         for one, other in zip(plain.co_consts, code.co_consts)
     )  # fmt: skip
+
+
+def _lines(code: Any) -> Any:
+    """Which line each instruction is of. Python 3.9 has its table only."""
+    return list(code.co_lines()) if hasattr(code, "co_lines") else code.co_lnotab
 
 
 def _compiled(code: Any, qualified: str, imported: list[str], begins: Any, ends: Any, always: bool) -> Any:

@@ -57,7 +57,7 @@ from ndd_engine.record.state import RunState
 from ndd_engine.run.run import Run
 from ndd_engine.text import printable
 from ndd_engine.train.request import RunRequest, check_resume
-from ndd_engine.train.training_run import Training
+from ndd_engine.train.training_run import TrainingRun
 from ndd_engine.trial.compare import compare
 from qa.hostile._ended import clean, said
 from qa.hostile._values import NONSENSE, damaged
@@ -78,7 +78,7 @@ _FREQUENT = (WindowEvent, SampleEvent, MemoryEvent)
 
 def trained(folder: Path) -> RunDir:
     """A run that was trained, evaluated, saved and captured."""
-    run = Run.open(Training(RunRequest(read(sets=SETS), folder)))
+    run = Run.open(TrainingRun(RunRequest(read(sets=SETS), folder)))
     try:
         run.control.request("kernels")
         run.execute()

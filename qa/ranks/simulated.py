@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ndd_engine.measure.stragglers import Comparison
+from ndd_engine.measure.stragglers import RankComparison
 from ndd_engine.record.events import PHASES, FunctionsEvent, WindowEvent
 from ndd_engine.record.ranks import RankEvent, RanksEvent
 
@@ -99,9 +99,9 @@ class Planted:
             hidden_ns=round(0.4 * self.exchange_ms * MS), rss_bytes=475 << 20,
         )  # fmt: skip
 
-    def comparison(self) -> Comparison:
+    def comparison(self) -> RankComparison:
         """That of these ranks, before their first window."""
-        found = Comparison()
+        found = RankComparison()
         found.strategy, found.launched = self.strategy, self.world
         for rank, host in enumerate(self.hosts):
             found.join(rank, host)
@@ -117,7 +117,7 @@ class Planted:
         return compared(self.comparison(), self.windows(count, seed))
 
 
-def compared(comparison: Comparison, windows: Iterable[Sequence[RankEvent]]) -> list[RanksEvent]:
+def compared(comparison: RankComparison, windows: Iterable[Sequence[RankEvent]]) -> list[RanksEvent]:
     """The events of windows of all ranks."""
     found: list[RanksEvent] = []
     for window in windows:

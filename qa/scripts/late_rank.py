@@ -1,6 +1,7 @@
 """A workload of about 75 ms a step on one core, in which one rank may be slower; for `qa.ranks.late`.
 
-LATE_RANK, LATE_PHASE and LATE_MS say which one, where and by how much; see `factory`.
+LATE_RANK, LATE_PHASE and LATE_MS say which one, where and by how much; see `factory`. Each rank writes when its steps
+end to a file in the folder LATE_CLOCKS, by a clock that the engine does not read.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import gc
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import Dataset
 
 MINE = os.environ.get("RANK") == os.environ.get("LATE_RANK")
@@ -44,9 +46,28 @@ class Items(Dataset[tuple[Tensor, Tensor]]):
         return self.x[index], self.y[index]
 
 
+# Seconds that reading has still to take: a shorter sleep would take longer than it says.
+_owed = [0.0]
+SLEEP_S = 1e-3
+
+
 def read(seconds: float) -> None:
-    """Wait for a disk."""
-    time.sleep(seconds)
+    """Wait for a disk, so long in the mean over several items."""
+    _owed[0] += seconds
+    if _owed[0] >= SLEEP_S:
+        begin = time.perf_counter()
+        time.sleep(_owed[0])
+        _owed[0] -= time.perf_counter() - begin
+
+
+def write_clock(folder: Path) -> None:
+    """Write when each step of the optimizer ends."""
+    file = (folder / os.environ.get("RANK", "0")).open("w")
+
+    def ended(*_: object) -> None:
+        print(time.clock_gettime_ns(time.CLOCK_MONOTONIC_RAW), file=file, flush=True)
+
+    register_optimizer_step_post_hook(ended)
 
 
 class _SlowBackward(torch.autograd.Function):
@@ -94,6 +115,8 @@ class Model(nn.Module):
 def factory(_settings: Any) -> dict[str, Any]:
     """LATE_PHASE: data_wait, forward, backward, optimizer, garbage (collections of Python in forward) or core (its core
     is shared with another process; LATE_MS is not used)."""
+    if folder := os.environ.get("LATE_CLOCKS"):
+        write_clock(Path(folder))
     if PHASE == "core":
         _share_a_core()
     elif PHASE == "optimizer":

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ndd_engine.config import Config, read, to_toml
+from ndd_engine.config.workload_sections import SummariseSection
 
 
 def resolved(*sets: str, file: Path | None = None) -> Config:
@@ -60,13 +61,43 @@ def test_the_written_file_holds_the_effective_batch_when_the_micro_batch_changes
 
 
 @pytest.mark.parametrize(
-    ("memory_gb", "micro"), [(7.6, 128), (11.6, 96), (15.7, 128), (23.6, 192), (139.0, 192)]
+    ("memory_gb", "micro"), [(7.6, 96), (11.6, 96), (15.7, 128), (23.6, 192), (139.0, 192)]
 )
 def test_a_gpu_gets_the_guides_batch_for_its_memory(memory_gb: float, micro: int) -> None:
     draft = read(None, [], "chartext")
     assert draft.resolve("guide", memory_gb).batch.micro == micro
     # An explicit batch size overrides the one for the GPU.
     assert read(None, ["batch.micro=24"], "chartext").resolve("guide", memory_gb).batch.micro == 24
+
+
+@pytest.mark.parametrize(
+    ("memory_gb", "micro", "hidden", "limits", "workers"),
+    [(7.6, 4, 224, (512, 150), 2), (11.6, 4, 256, (768, 192), 0), (23.6, 8, 256, (768, 192), 0)],
+)
+def test_a_gpu_gets_the_guides_summariser_for_its_memory(
+    memory_gb: float, micro: int, hidden: int, limits: tuple[int, int], workers: int
+) -> None:
+    config = read(None, [], "summarise").resolve("guide", memory_gb)
+    workload = config.workload
+    assert isinstance(workload, SummariseSection)
+    assert (config.batch.micro, workload.hidden, config.loader.workers) == (micro, hidden, workers)
+    assert (config.batch.sequence, workload.target) == limits
+    assert config.batch.items == 16 and workload.beam == 4
+    # Explicit keys override those for the GPU.
+    assert read(None, ["batch.micro=2"], "summarise").resolve("guide", memory_gb).batch.micro == 2
+
+
+@pytest.mark.parametrize("workload", ["chartext", "summarise"])
+def test_more_memory_never_gets_a_smaller_batch(workload: str) -> None:
+    micros = [read(None, [], workload).resolve("guide", gb).batch.micro for gb in range(4, 141)]
+    assert micros == sorted(micros)
+
+
+def test_the_guides_evaluation_of_summaries_is_three_keys() -> None:
+    sets = ["workload.size=guide", "evaluate.every_steps=500", "workload.summaries=100", "workload.beam=4"]
+    config = read(None, sets, "summarise").resolve()
+    assert isinstance(config.workload, SummariseSection)
+    assert (config.evaluate.every_steps, config.workload.summaries, config.workload.beam) == (500, 100, 4)
 
 
 def test_the_effective_batch_counts_all_ranks() -> None:

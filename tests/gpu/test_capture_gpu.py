@@ -21,7 +21,7 @@ from ndd_engine.run.run import Run
 from ndd_engine.script.asked_captures import folded
 from ndd_engine.script.records import Records
 from ndd_engine.train.request import RunRequest
-from ndd_engine.train.training_run import Training
+from ndd_engine.train.training_run import TrainingRun
 from ndd_watch import CAPTURES, FOLDER, SITE
 
 WAITING = "waiting for data"
@@ -156,7 +156,7 @@ def test_copies_count_as_busy_time(left: torch.Tensor) -> None:
 def train(folder: Path, *sets: str) -> list[Event]:
     base = ("run.device=cuda", "evaluate.every_epochs=0", "checkpoint.every_minutes=0", "workload.size=small")
     draft = read(None, [*base, *sets], "chartext", {"run": {"max_steps": 40, "name": "capture"}})
-    run = Run.open(Training(RunRequest(draft, folder)))
+    run = Run.open(TrainingRun(RunRequest(draft, folder)))
     end = run.execute()
     run.close()
     assert end.status == "done", end.reason

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,17 @@ from ndd_engine.script.records import Records
 from ndd_watch import FOLDER, SITE
 
 SUBJECTS = Path(__file__).parent / "subjects"
+# Another Python with torch, which runs the subjects: see tests/versions.py.
+PYTHON = os.environ.get("NDD_TEST_PYTHON", sys.executable)
+
+
+@cache
+def versions() -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Of the Python that runs the subjects, and of its torch: (major, minor) of both."""
+    code = "import sys, torch; print(*sys.version_info[:2], *torch.__version__.split('.')[:2])"
+    said = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True).stdout
+    numbers = tuple(map(int, said.split()))
+    return numbers[:2], numbers[2:]
 
 
 @dataclass
@@ -57,7 +69,7 @@ def run(
     observed: bool = True,
     before: Callable[[], None] | None = None,
     read: bool = True,
-    program: tuple[str, ...] = (sys.executable,),
+    program: tuple[str, ...] = (PYTHON,),
     stdin: str | None = None,
     **environment: str,
 ) -> Ran:

@@ -5,28 +5,71 @@ More kinds of scripts, and whether they notice: tests/same. Of frameworks: tests
 
 from __future__ import annotations
 
-import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
-from observed import run
+from observed import SUBJECTS, Ran, run, versions
 from tests.tiers import few
 
 pytestmark = pytest.mark.long
 
+# Subject -> the lowest torch that has what it uses.
+NEEDS = {"accumulate": (2, 3), "compiled place": (2, 2)}
 # Only Python 3.12 and later can time a generator.
-GENERATOR = "data_wait" if sys.version_info >= (3, 12) else "other"
-# Subject -> phases that take most of a step; () where several are close.
+GENERATOR = "generator"
+# Subject -> the phases that take most of its steps, which `steps_phases_and_losses` or `main_phase` checks.
 MAIN: dict[str, tuple[str, ...]] = {
-    "plain": (), "saves": ("evaluate", "checkpoint"), "accumulate": (), "lbfgs": (), "recurs": (), "ahead": (),
-    "no_loader": ("data_wait",), "generator": (GENERATOR,), "compiled model": (), "compiled function": (),
-    "compiled place": (),
+    "plain": ("backward",), "saves": ("evaluate", "checkpoint"), "accumulate": ("backward",), "lbfgs": ("optimizer",),
+    "recurs": ("backward",), "ahead": ("backward",), "no_loader": ("data_wait",), "generator": (GENERATOR,),
+    "compiled model": ("backward",), "compiled function": ("backward",), "compiled place": ("backward",),
 }  # fmt: skip
+OTHERS: dict[str, tuple[str, ...]] = {
+    "carries": ("backward",), "collects each": ("other",), "embeds 300000": ("optimizer",),
+    "epochs anew": ("data_wait",), "feeds made": ("data_wait",),
+}  # fmt: skip
+# What needs a GPU or a package; and subjects whose steps take so little that no phase takes most of them.
+ELSEWHERE = {
+    "accelerate_fit", "captured", "common", "fake_gpu", "hf_trainer", "lightning_fit", "locks", "on_gpu", "recompiles",
+    "recomputes", "retains",
+}  # fmt: skip
+
+
+def phase_of(name: str) -> str:
+    """The phase that a table names."""
+    return ("data_wait" if versions()[0] >= (3, 12) else "other") if name == GENERATOR else name
+
+
+def main_phases(ran: Ran, count: int) -> set[str]:
+    """Those that take most, of the windows in which steps were timed; prints their shares."""
+    spent: Counter[str] = Counter()
+    for window in ran.of("window"):
+        if window["timed_steps"]:
+            spent.update(
+                {name: body["host_ns"] for name, body in window["phases"].items() if "/" not in name}
+            )
+    print({name: f"{ns / spent.total():.0%}" for name, ns in spent.most_common()})
+    return {name for name, _ in spent.most_common(count)}
+
+
+def test_every_subject_has_a_main_phase_or_a_reason() -> None:
+    named = {name.split()[0] for name in (*MAIN, *OTHERS)}
+    assert {path.stem for path in SUBJECTS.glob("*.py")} == named | ELSEWHERE
+
+
+@pytest.mark.parametrize("name", few([*OTHERS], 1))
+def test_the_main_phase(tmp_path: Path, name: str) -> None:
+    script, *words = name.split()
+    ran = run(tmp_path, f"{script}.py", *words)
+    assert ran.status == 0, ran.errors
+    assert main_phases(ran, len(OTHERS[name])) == {*map(phase_of, OTHERS[name])}
 
 
 @pytest.mark.parametrize("name", few([*MAIN], 2))
 def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
     script, *words = name.split()
+    if versions()[1] < NEEDS.get(name, (0, 0)):
+        pytest.skip(f"needs torch {'.'.join(map(str, NEEDS[name]))}")
     ran = run(tmp_path, f"{script}.py", *words)
     assert ran.status == 0, ran.errors
     steps = int(ran.word("STEPS"))
@@ -37,13 +80,13 @@ def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
         whole = [body["host_ns"] for name, body in window["phases"].items() if "/" not in name]
         assert sum(whole) == window["wall_ns"]
     phases = ran.phases()
-    main = sorted(phases, key=phases.__getitem__, reverse=True)[: len(MAIN[name])]
-    assert set(main) == set(MAIN[name]), phases
+    assert main_phases(ran, len(MAIN[name])) == {*map(phase_of, MAIN[name])}
     if name != "compiled function":
         assert phases["forward"] > 0 and phases["backward"] > 0
     bare = run(tmp_path, f"{script}.py", *words, observed=False)
     assert ran.word("LOSS") == bare.word("LOSS")
-    if script == "compiled":
+    # The compiler of torch 2.1 takes no object of ours for a constant: docs/noticeable.md tells.
+    if script == "compiled" and versions()[1] > (2, 1):
         assert (ran.word("GRAPHS"), ran.word("BREAKS")) == (bare.word("GRAPHS"), bare.word("BREAKS"))
     if name == "accumulate":
         assert sum(window["micro_steps"] for window in windows) == 4 * steps
@@ -67,6 +110,9 @@ def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
 def test_what_makes_batches_is_named_and_profiled(
     tmp_path: Path, name: str, function: str, phase: str
 ) -> None:
+    if function == "get" and versions()[0] < (3, 11):
+        pytest.skip("a method in a class within a class is not found before Python 3.11")
+    phase = phase_of(phase)
     ran = run(tmp_path, f"{name}.py", function, NDD_WATCH_PROFILE_S="0.05")
     source = ran.marks("batches are made by")[0]["data"]
     assert (Path(source["file"]).name, source["function"]) == (f"{name}.py", function)

@@ -22,10 +22,10 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.train import rank_run
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.parallel import world
-from ndd_engine.train.parallel.rank_place import FolderNotes, OtherRankError, Place
+from ndd_engine.train.parallel.rank_place import FolderNotes, OtherRankError, RankPlace
 from ndd_engine.train.parallel.world import Used, _attempt, conflict, device_of, from_others
 from ndd_engine.train.rank_run import _launched
-from ndd_engine.train.request import Ranks, RunRequest
+from ndd_engine.train.request import OtherRanks, RunRequest
 
 
 @pytest.fixture
@@ -36,14 +36,14 @@ def client() -> Iterator[Callable[[], Store]]:
     yield lambda: dist.TCPStore("localhost", server.port, is_master=False, timeout=limit)
 
 
-def on_ranks(client: Callable[[], Any], work: Callable[[Any, Place], Any], *restarts: int) -> list[Any]:
+def on_ranks(client: Callable[[], Any], work: Callable[[Any, RankPlace], Any], *restarts: int) -> list[Any]:
     """What each rank's work returns or raises; restarts: what each launcher has counted."""
     size = len(restarts)
     found: list[Any] = [None] * size
 
     def rank(number: int) -> None:
         try:
-            found[number] = work(client(), Place(number, size, 0, 1, restarts[number]))
+            found[number] = work(client(), RankPlace(number, size, 0, 1, restarts[number]))
         except Exception as error:  # noqa: BLE001  the test looks at it
             found[number] = error
 
@@ -86,7 +86,7 @@ def test_a_restart_keeps_the_checkpoint_that_was_asked_for_until_there_is_a_new_
             earlier.setattr(time, "time", lambda step=step: began - 300 + step)
             store.save(step, {"step": step}, None, True)
     request = RunRequest(read(workload="chartext"), run.path.parent, resume=run, from_step=100)
-    again = Place(0, 2, 0, 2, restart=1, begun_t=began)
+    again = RankPlace(0, 2, 0, 2, restart=1, begun_t=began)
     assert _launched(request, replace(again, restart=0)) == request
     assert _launched(request, again).from_step == 100
     store.save(120, {"step": 120}, None, True)
@@ -95,11 +95,11 @@ def test_a_restart_keeps_the_checkpoint_that_was_asked_for_until_there_is_a_new_
 
 def test_a_restarted_resume_without_a_checkpoint_does_not_begin_anew(run: RunDir) -> None:
     request = RunRequest(read(workload="chartext"), run.path.parent, resume=run)
-    assert _launched(request, Place(0, 2, 0, 2, restart=1)) == request
+    assert _launched(request, RankPlace(0, 2, 0, 2, restart=1)) == request
 
 
 def test_what_one_rank_cannot_do_ends_all_with_its_reason(client: Callable[[], Store]) -> None:
-    def work(store: Store, place: Place) -> int | None:
+    def work(store: Store, place: RankPlace) -> int | None:
         def make() -> int:
             if place.rank == 2:
                 raise UsageError("no such file")
@@ -119,7 +119,7 @@ def test_a_rank_that_does_not_see_the_folder_of_the_run_says_what_is_needed(
     monkeypatch.setattr(rank_run, "SEEN_S", 0.0)
     training: Any = None
     with pytest.raises(UsageError, match="file system"):
-        rank_run._open_other(training, RunDir(tmp_path / "run"), Place(1, 2, 0, 1))
+        rank_run._open_other(training, RunDir(tmp_path / "run"), RankPlace(1, 2, 0, 1))
     assert not (tmp_path / "run").exists()
 
 
@@ -135,20 +135,23 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("gpus")
 def test_each_rank_of_a_host_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [device_of("auto", Place(rank, 4, rank % 2, 2)) for rank in range(4)] == ["cuda:0", "cuda:1"] * 2
-    assert device_of("cpu", Place(1, 2, 1, 2)) == "cpu"
-    assert device_of("cuda:1", Place(1, 2, 0, 1)) == "cuda:1"  # the only rank of its host
+    assert [device_of("auto", RankPlace(rank, 4, rank % 2, 2)) for rank in range(4)] == [
+        "cuda:0",
+        "cuda:1",
+    ] * 2
+    assert device_of("cpu", RankPlace(1, 2, 1, 2)) == "cpu"
+    assert device_of("cuda:1", RankPlace(1, 2, 0, 1)) == "cuda:1"  # the only rank of its host
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # a cluster shows each process its own
-    assert device_of("cuda", Place(1, 2, 1, 2)) == "cuda:0"
-    assert device_of("cuda:0", Place(1, 2, 1, 2)) == "cuda:0"
+    assert device_of("cuda", RankPlace(1, 2, 1, 2)) == "cuda:0"
+    assert device_of("cuda:0", RankPlace(1, 2, 1, 2)) == "cuda:0"
 
 
 @pytest.mark.usefixtures("gpus")
 @pytest.mark.parametrize(
     ("asked", "place", "named"),
-    [("auto", Place(2, 3, 2, 3), "2 GPUs"), ("cuda:1", Place(2, 4, 0, 2), "run.device")],
+    [("auto", RankPlace(2, 3, 2, 3), "2 GPUs"), ("cuda:1", RankPlace(2, 4, 0, 2), "run.device")],
 )
-def test_a_rank_without_a_gpu_of_its_own_is_a_usage_error(asked: str, place: Place, named: str) -> None:
+def test_a_rank_without_a_gpu_of_its_own_is_a_usage_error(asked: str, place: RankPlace, named: str) -> None:
     with pytest.raises(UsageError, match=named):
         device_of(asked, place)
 
@@ -167,10 +170,10 @@ def test_all_ranks_learn_of_it_and_only_rank_0_reports_it(
 ) -> None:
     monkeypatch.setattr(world, "used", lambda _device: Used("a", "cuda", "GPU-1"))
 
-    def meet(_store: Any, place: Place) -> None:
+    def meet(_store: Any, place: RankPlace) -> None:
         run: Any = SimpleNamespace(stage=lambda _text: None, control=SimpleNamespace(stopping=False))
         store: Any = None
-        world._meet(run, Ranks(place, store, FolderNotes(tmp_path)), torch.device("cpu"))
+        world._meet(run, OtherRanks(place, store, FolderNotes(tmp_path)), torch.device("cpu"))
 
     first, second = on_ranks(lambda: None, meet, 0, 0)
     assert isinstance(first, UsageError) and "ranks 0 and 1" in str(first)

@@ -21,15 +21,15 @@ from ndd_engine.train.parallel.hang import Note, verdict, waiting_in
 from ndd_engine.train.parallel.rank_place import (
     Cause,
     FolderNotes,
+    HostRanks,
     Member,
-    Neighbours,
-    Place,
+    RankPlace,
     first_over,
     introduce,
     leave_cause,
     others,
 )
-from ndd_engine.train.request import Ranks
+from ndd_engine.train.request import OtherRanks
 
 HOSTS = ["one", "one", "two", "two"]
 CLOSED = "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"
@@ -48,9 +48,11 @@ def raised(error: Exception, file: str) -> Exception:
 LOST = raised(RuntimeError(CLOSED), "distributed/distributed_c10d.py")
 
 
-def ranks_in(folder: Path, count: int = 3) -> list[Ranks]:
+def ranks_in(folder: Path, count: int = 3) -> list[OtherRanks]:
     store: Any = None
-    return [Ranks(Place(rank, count, rank, count), store, FolderNotes(folder)) for rank in range(count)]
+    return [
+        OtherRanks(RankPlace(rank, count, rank, count), store, FolderNotes(folder)) for rank in range(count)
+    ]
 
 
 def test_a_note_replaces_an_earlier_one_and_survives_a_folder_that_was_cleaned_up(tmp_path: Path) -> None:
@@ -144,10 +146,10 @@ def test_a_rank_whose_process_is_gone_was_killed_unless_it_left(tmp_path: Path) 
     cause = others(zero, LOST, "", "at step 7")
     assert cause.text.startswith(f"rank 1 ({host}, process {gone})")
     assert (cause.status, cause.own, cause.curable) == ("failed", False, True)
-    found = Neighbours(zero).gone()
+    found = HostRanks(zero).gone()
     assert found is not None and cause.text.startswith(found.text)
     one.notes.put("left/1", "")
-    assert Neighbours(zero).gone() is None
+    assert HostRanks(zero).gone() is None
 
 
 @pytest.mark.long
@@ -156,11 +158,11 @@ def test_a_rank_that_was_killed_is_told_to_other_hosts_by_its_neighbour(tmp_path
     introduce(one)
     gone, host = ended(), socket.gethostname()
     two.notes.put("here/2", member(2, gone))
-    found = Neighbours(one).gone()
+    found = HostRanks(one).gone()
     # As rank 0 of another host sees them.
     zero.notes.put("here/1", member(1, 1, "elsewhere"))
     zero.notes.put("here/2", member(2, gone, host, "another container"))
-    assert Neighbours(zero).gone() is None
+    assert HostRanks(zero).gone() is None
     told = first_over(zero)
     assert told is not None and found is not None
     assert told.text == found.text and told.text.startswith(f"rank 2 ({host}, ")

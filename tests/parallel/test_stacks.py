@@ -14,7 +14,7 @@ import pytest
 from tests.waiting import LIMIT_S
 
 from ndd_engine.measure import spy
-from ndd_engine.train.parallel.hang import Listening, parsed, place, stack_of
+from ndd_engine.train.parallel.hang import StackRequests, parsed, place, stack_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 # A thread that waits, and a call of three seconds that keeps the interpreter lock.
@@ -75,7 +75,7 @@ def test_a_signal_that_is_used_already_is_left_alone() -> None:
     number = signal.SIGRTMAX - 2
     before = signal.signal(number, lambda *_: None)
     try:
-        assert Listening(1, 1).told is None
+        assert StackRequests(1, 1).told is None
     finally:
         signal.signal(number, before)
 

@@ -22,7 +22,7 @@ from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.order import Share
 from ndd_engine.train.evaluate import evaluate
-from ndd_engine.train.parallel.rank_place import Place, StoreNotes
+from ndd_engine.train.parallel.rank_place import RankPlace, StoreNotes
 from ndd_engine.train.parallel.strategy import Strategy, strategy_of
 from ndd_engine.train.parallel.world import World, check_data, check_model
 from ndd_engine.train.prepare import seed, total_steps, training_batches
@@ -178,7 +178,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
     store = dist.distributed_c10d._get_default_store()
-    world = World(Place(rank, size, rank, size), store, StoreNotes(store), CPU)
+    world = World(RankPlace(rank, size, rank, size), store, StoreNotes(store), CPU)
     folder = Path(sys.argv[1])
     for name in sys.argv[2:]:
         if name in CASES:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from tests.rocm import rename
 
 MAIN, ENGINE = 10, 11
 
 
 class Made:
-    """A trace. vendor: "cuda" or "hip", the prefix of the runtime's calls."""
+    """A trace, made in the names of CUDA and written in those of `vendor`: one of `tests.rocm.VENDORS`."""
 
-    def __init__(self, gpus: int = 1, vendor: str = "cuda", **top: Any) -> None:
+    vendor: ClassVar[str] = "CUDA"
+
+    def __init__(self, gpus: int = 1, **top: Any) -> None:
         self.events: list[dict[str, Any]] = []
         self._top = {"deviceProperties": [{"id": index, "name": "Test GPU"} for index in range(gpus)], **top}
-        self._vendor, self._id = vendor, 0
+        self._id = 0
 
     def host(
         self, name: str, begin: float, length: float, thread: int = MAIN, cat: str = "cpu_op", **args: Any
@@ -28,7 +32,7 @@ class Made:
     def call(self, name: str, begin: float, length: float, thread: int = MAIN) -> int:
         """A runtime call; returns its correlation id."""
         self._id += 1
-        self.host(self._vendor + name, begin, length, thread, "cuda_runtime", correlation=self._id)
+        self.host("cuda" + name, begin, length, thread, "cuda_runtime", correlation=self._id)
         return self._id
 
     def gpu(
@@ -54,6 +58,7 @@ class Made:
 
     def write(self, folder: Path, name: str = "made.json") -> Path:
         path = folder / name
+        rename(self.events, self.vendor)
         path.write_text(json.dumps({**self._top, "traceEvents": self.events}))
         return path
 

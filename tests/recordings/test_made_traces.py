@@ -11,11 +11,19 @@ import pytest
 from made_traces import ENGINE, Made
 from snapshots import MIB, History
 from snapshots import written as snapshot
+from tests.rocm import VENDORS
 
 from ndd_console.__main__ import status_of
 from ndd_engine.diagnose import Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.recordings.traces import TraceUse, examine, findings
+
+
+@pytest.fixture(autouse=True, params=VENDORS)
+def vendor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every trace here is one of CUDA and one of ROCm, with the same phases and causes."""
+    monkeypatch.setattr(Made, "vendor", request.param)
+    return str(request.param)
 
 
 def shares(use: TraceUse) -> dict[str, float]:
@@ -132,28 +140,20 @@ def test_a_wait_ends_when_its_call_returns(tmp_path: Path) -> None:
     assert "launch gaps right after them" in found["sync"].evidence[0].text
 
 
-@pytest.mark.parametrize(
-    ("vendor", "copy", "call"),
-    [
-        ("cuda", "Memcpy HtoD (Pageable -> Device)", "MemcpyAsync"),
-        ("hip", "CopyHostToDevice", "MemcpyWithStream"),
-        ("hip", "Memcpy HtoD (Host -> Device)", "MemcpyWithStream"),
-    ],
-)
-def test_a_pageable_upload_is_synchronising_until_it_returns(
-    tmp_path: Path, vendor: str, copy: str, call: str
-) -> None:
-    made = Made(vendor=vendor)
+def test_a_pageable_upload_is_synchronising_until_it_returns(tmp_path: Path, vendor: str) -> None:
+    made = Made()
     made.kernel(0, 20)
     made.host("aten::to", 18, 63)
     made.host("aten::copy_", 19, 61)
-    made.gpu(copy, 79, 0.5, made.call(call, 20, 60), cat="gpu_memcpy")
+    upload = "Memcpy HtoD (Pageable -> Device)"
+    made.gpu(upload, 79, 0.5, made.call("MemcpyAsync", 20, 60), cat="gpu_memcpy")
     made.kernel(82, 18)
     use = examine(made.write(tmp_path))
     assert phases(use)["to_device"] == pytest.approx(63, abs=0.5)
     assert shares(use) == pytest.approx({"copying": 1, "synchronising": 59.5, "other": 1}, abs=0.2)
     (first, *_) = found_in(use)
-    assert first.cause == "sync" and f"{vendor}{call}" in first.evidence[1].text
+    call = "cudaMemcpyAsync" if vendor == "CUDA" else "hipMemcpyWithStream"
+    assert first.cause == "sync" and call in first.evidence[1].text
     assert "pinned memory" in first.changes[0].text and all(
         ".item()" not in one.text for one in first.changes
     )

@@ -17,7 +17,7 @@ from ndd_engine.errors import MachineError, UsageError
 from ndd_engine.record.rundir import RunLock
 from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
-from ndd_engine.train.training_run import Training
+from ndd_engine.train.training_run import TrainingRun
 
 
 def test_a_run_that_cannot_be_opened_leaves_no_folder(
@@ -60,4 +60,4 @@ def test_a_fifo_among_the_files_of_a_run_is_one_error(trainer: Trainer, name: st
     path.unlink(missing_ok=True)
     os.mkfifo(path)
     with pytest.raises(UsageError, match=name):
-        Run.open(Training(RunRequest(draft, trainer.root, result.directory)))
+        Run.open(TrainingRun(RunRequest(draft, trainer.root, result.directory)))

@@ -14,7 +14,7 @@ import torch
 from ndd_engine.hardware.process_state import ProcessState, Waiting
 from ndd_engine.measure import reporting
 from ndd_engine.measure.phase_clock import PhaseClock
-from ndd_engine.measure.reporting import Trainer, TrainerWatch
+from ndd_engine.measure.reporting import TrainerWatch, TrainingThread
 from ndd_engine.measure.spy import Frame
 from ndd_engine.measure.stall_causes import Standing, explained
 from ndd_engine.measure.stalls import Stalls
@@ -163,7 +163,7 @@ def test_a_stall_is_told_again_when_it_has_doubled_and_when_it_is_over(
 
 def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "PERIOD_S", 0.01)
-    watch = TrainerWatch(Trainer(PhaseClock(), lambda: 0), lambda event: None, lambda: False)
+    watch = TrainerWatch(TrainingThread(PhaseClock(), lambda: 0), lambda event: None, lambda: False)
     watch.start()
     watch.stop()
     watch.stop()

@@ -22,7 +22,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.run.run import Run
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.request import RunRequest
-from ndd_engine.train.training_run import Training
+from ndd_engine.train.training_run import TrainingRun
 from tests import forked
 
 NDD = (
@@ -134,7 +134,7 @@ class Trainer:
         """An open run; with `resume` on the configuration that it wrote."""
         directory = resume.directory if resume else None
         draft = read(directory.config if directory else None, sets)
-        return Run.open(Training(RunRequest(draft, self.root, directory, from_step)), listener)
+        return Run.open(TrainingRun(RunRequest(draft, self.root, directory, from_step)), listener)
 
     def train(
         self,

@@ -20,7 +20,7 @@ from ndd_engine.record.sources import Sources
 from ndd_engine.script.command import Command
 from ndd_engine.trial.compare import Comparison, Stretch, compare, compare_several, rate, ratio, warm_up
 from ndd_engine.trial.estimates import Usual
-from ndd_engine.trial.outcome import History
+from ndd_engine.trial.outcome import PairVariances
 
 
 def compared(folder: Path, a: list[Event], b: list[Event], **of_b: object) -> Comparison:
@@ -47,7 +47,7 @@ def alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], No
 
     def known(device: str) -> None:
         for _ in range(20):
-            History().add(device, Usual(0.0, 3.0))
+            PairVariances().add(device, Usual(0.0, 3.0))
 
     return known
 

@@ -21,7 +21,7 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial import sides as sides_module
 from ndd_engine.trial import trial as trial_module
 from ndd_engine.trial.estimates import Usual
-from ndd_engine.trial.outcome import History
+from ndd_engine.trial.outcome import PairVariances
 from ndd_engine.trial.trial_request import CACHES, Base, Progress, SideFacts, TrialRequest
 
 USUAL = "usual difference"
@@ -164,7 +164,7 @@ def test_dear_starts_use_what_earlier_trials_measured(world: World) -> None:
     few = run()
     assert few.pairs < 4 and few.method == USUAL and few.between == pytest.approx(0.01)
     for _ in range(20):
-        History().add("a CPU", Usual(0.025**2, 3.0))
+        PairVariances().add("a CPU", Usual(0.025**2, 3.0))
     other = run()
     assert other.between is not None and other.between > 0.02
 
@@ -177,13 +177,13 @@ def test_the_budget_is_used_where_no_other_pair_fits(world: World) -> None:
 
 
 def test_a_trial_adds_to_what_is_known(world: World) -> None:
-    assert not History().path.exists()
+    assert not PairVariances().path.exists()
     run()
-    assert History().path.exists() and History().usual("a CPU") != Usual()
-    before = History().path.read_text()
+    assert PairVariances().path.exists() and PairVariances().usual("a CPU") != Usual()
+    before = PairVariances().path.read_text()
     world.gain = 2.0  # the differences between processes are larger, too
     assert run().verdict == "faster"
-    assert History().path.read_text() == before
+    assert PairVariances().path.read_text() == before
 
 
 def test_a_large_effect_ends_after_the_fourth_pair_or_a_few_blocks(world: World) -> None:

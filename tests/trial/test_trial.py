@@ -26,7 +26,7 @@ from ndd_engine.text import size
 from ndd_engine.train.prepare import prepare_run
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.step.optimizers import Precision, make_precision, set_tf32
-from ndd_engine.train.training_run import Training
+from ndd_engine.train.training_run import TrainingRun
 from ndd_engine.trial import side as side_module
 from ndd_engine.trial.estimates import METHOD
 from ndd_engine.trial.side import Own
@@ -207,7 +207,7 @@ def test_each_side_warms_up_with_its_own_tf32(tmp_path: Path, monkeypatch: pytes
 
     base = planted(tmp_path)
     draft = read(base.config, ["precision.tf32=true"], None)
-    training = Training(RunRequest(draft, tmp_path / "runs", probes=False))
+    training = TrainingRun(RunRequest(draft, tmp_path / "runs", probes=False))
     run = Run.open(training)
     try:
         prepared = prepare_run(training.opened)

@@ -15,7 +15,7 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
-from ndd_engine.train.training_run import Training
+from ndd_engine.train.training_run import TrainingRun
 from ndd_engine.trial.trial import run_trial
 from ndd_engine.trial.trial_request import Base, Progress, TrialRequest
 
@@ -117,7 +117,7 @@ NDD = (
 @contextmanager
 def live_run(root: Path, name: str = "live") -> Iterator[Run]:
     """A run that trains in a thread of this process, without an end in sight."""
-    run = Run.open(Training(RunRequest(read(sets=(*NDD, "run.epochs=1000000", f"run.name={name}")), root)))
+    run = Run.open(TrainingRun(RunRequest(read(sets=(*NDD, "run.epochs=1000000", f"run.name={name}")), root)))
     thread = threading.Thread(target=run.execute)
     thread.start()
     try:
@@ -132,7 +132,7 @@ def live_run(root: Path, name: str = "live") -> Iterator[Run]:
 
 def ended_run(root: Path, name: str = "ended") -> RunDir:
     """A run that has done its few steps."""
-    run = Run.open(Training(RunRequest(read(sets=(*NDD, "run.max_steps=5", f"run.name={name}")), root)))
+    run = Run.open(TrainingRun(RunRequest(read(sets=(*NDD, "run.max_steps=5", f"run.name={name}")), root)))
     try:
         assert run.execute().status == "done"
     finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ndd_console.screens.live import SHARE, Pace
+from ndd_console.screens.live import SHARE, DrawPace
 
 TICK_S = 0.25
 
@@ -18,7 +18,7 @@ class Machine:
         self.drawn: list[float] = []
 
     def run(self, seconds: float) -> None:
-        pace = Pace(lambda: self.now, lambda: self.cpu)
+        pace = DrawPace(lambda: self.now, lambda: self.cpu)
         while self.now < seconds:
             self.now += TICK_S
             if pace.due():

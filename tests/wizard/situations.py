@@ -5,7 +5,7 @@ from __future__ import annotations
 from ndd_engine.config import read
 from ndd_engine.hardware.host import Host
 from ndd_engine.predict.allocator import MIB
-from ndd_engine.predict.estimate import Items
+from ndd_engine.predict.estimate import ItemCounts
 from ndd_engine.predict.probe_process import Opened
 from ndd_engine.wizard.planner import Situation
 from ndd_engine.wizard.proposals import Batch, Model, Proposal, gpu_named
@@ -17,7 +17,7 @@ MODEL = Model("tiny", 64, "off")
 OPENED = Opened(
     device="cpu", device_name="Test CPU", chosen_threads=None, item="window", token="character", tokens_per_item=64.0,
     train_items=1600, parameters=1000, model="a model", data="some text", size="tiny", memory_gb=None, sequence=64,
-    process_bytes=0, context_bytes=0, free_bytes=None, items=Items(KEPT, gathers=True), setup_s=3.0, lengths=[],
+    process_bytes=0, context_bytes=0, free_bytes=None, items=ItemCounts(KEPT, gathers=True), setup_s=3.0, lengths=[],
 )  # fmt: skip
 HOST = Host("h", "Test CPU", 2, 2, None, None)
 

@@ -11,7 +11,7 @@ from situations import HOST, KEPT, MODEL, OPENED, situation
 from ndd_console.words.wizard import threads_line
 from ndd_engine.hardware.gpus import Machine
 from ndd_engine.predict.allocator import MIB
-from ndd_engine.predict.estimate import Family, Items, Memory, StepTime, TimedBatch, Trace
+from ndd_engine.predict.estimate import Family, ItemCounts, Memory, StepTime, TimedBatch, Trace
 from ndd_engine.predict.probe_process import other_is_faster
 from ndd_engine.wizard.planner import Planner, ProbedModel, Situation, proposals, unprobed_present
 from ndd_engine.wizard.proposals import Answers, gpu_named, ranked
@@ -43,7 +43,7 @@ def test_data_on_the_gpu_costs_memory_and_saves_time() -> None:
 @pytest.mark.parametrize(
     "there",
     [
-        situation(opened=replace(OPENED, items=Items(None, gathers=False))),
+        situation(opened=replace(OPENED, items=ItemCounts(None, gathers=False))),
         situation("loader.workers=2"),
         situation(gpu=None),
     ],
@@ -55,9 +55,9 @@ def test_what_cannot_be_kept_on_a_gpu_stays_on_the_host(there: Situation) -> Non
 
 def test_cached_items_count_where_they_are_stored() -> None:
     tensors, encoded, changing = (
-        Items(KEPT, gathers=True),
-        Items(KEPT, gathers=False),
-        Items(None, gathers=False),
+        ItemCounts(KEPT, gathers=True),
+        ItemCounts(KEPT, gathers=False),
+        ItemCounts(None, gathers=False),
     )
     assert tensors.loader_bytes(on_gpu=True, placement="device", cache=False) == KEPT
     assert tensors.loader_bytes(on_gpu=True, placement="host", cache=True) == 0

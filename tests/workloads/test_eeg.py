@@ -17,7 +17,7 @@ from ndd_engine.workloads.eeg import (
     clip_outliers,
     synthetic,
 )
-from ndd_engine.workloads.interface import Layout, facts
+from ndd_engine.workloads.interface import SeriesLayout, facts
 from ndd_engine.workloads.registry import prepare
 
 
@@ -34,7 +34,7 @@ def test_windows_of_stride_one() -> None:
 
 
 def test_builtin_signal_is_seeded_and_its_seizure_is_in_the_evaluation_part() -> None:
-    parts = Layout(1800, 200, 64, 1, 1, "sample", "recording")
+    parts = SeriesLayout(1800, 200, 64, 1, 1, "sample", "recording")
     signal, labels = synthetic(parts, 3, 256.0, seed=5)
     again, _ = synthetic(parts, 4, 256.0, seed=5)
     assert signal.shape == (2000, 3) and torch.equal(signal, again[:, :3])

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
+import ndd_profiles
+from ndd_engine.train.step.stepper import PartTimer
 from ndd_engine.workloads.summarise import (
+    DecoderSteps,
     EncodedSources,
     Padder,
     Pairs,
     Pointer,
     PointerGenerator,
-    Steps,
     StepwisePointer,
     negative_log_likelihood,
 )
@@ -96,7 +101,7 @@ def test_probability_is_that_of_generating_or_copying(kind: type[Pointer]) -> No
     """By hand: p_gen p_vocab(word) + (1 - p_gen) (attention on its places in the source)."""
     torch.manual_seed(0)
     pointer = kind(10, 2, 3).double()
-    steps = Steps(
+    steps = DecoderSteps(
         torch.randn(1, 2, 3).double(),
         torch.randn(1, 2, 6).double(),
         torch.tensor([[[0.1, 0.2, 0.3, 0.4], [0.7, 0.1, 0.2, 0.0]]]).double(),
@@ -132,3 +137,27 @@ def test_an_impossible_word_has_a_finite_loss_and_gradient(hoisted: bool) -> Non
     loss, found = gradients(model, batch)
     assert 20 < float(loss) < 30
     assert all(torch.isfinite(gradient).all() for gradient in found.values())
+
+
+@pytest.mark.parametrize("hoisted", [True, False])
+@pytest.mark.parametrize("size", ndd_profiles.read("workloads", "summarise")["sizes"])
+def test_at_every_size_each_sub_phase_is_timed_or_named_as_left_out(size: str, hoisted: bool) -> None:
+    settings: dict[str, Any] = ndd_profiles.read("workloads", "summarise")["sizes"][size]["workload"]
+    torch.manual_seed(0)
+    model = PointerGenerator(
+        VOCABULARY, settings["embedding"], settings["hidden"], settings.get("layers", 2), 0.0, hoisted
+    )
+    calls: Counter[str] = Counter()
+    for name, given in model.parts().items():
+        for module in [given] if isinstance(given, nn.Module) else given:
+            module.register_forward_hook(lambda *_, name=name: calls.update([name]))
+    model(*Padder(None)(items((9, 6), (5, 3))))
+    # None of them would get lost without a word: each is called, and what is not timed is in the list of a note.
+    assert calls.keys() == {"embedding", "encoder", "attention", "decoder", "pointer"}
+    for micro_ns in (0.0, 1e5, 1e6, 1e7, 1e12):
+        timer, heard = PartTimer(model.parts()), Counter[str]()
+        left_out = timer.keep_cheap(calls, micro_ns)
+        timer.calls = heard
+        model(*Padder(None)(items((9, 6), (5, 3))))
+        assert {*left_out} | heard.keys() == calls.keys() and not {*left_out} & heard.keys()
+        timer.keep_cheap(calls, -1.0)  # no hook of it is left

@@ -17,7 +17,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.run.control import StopNow
 from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
-from ndd_engine.train.training_run import Training
+from ndd_engine.train.training_run import TrainingRun
 from ndd_watch.changes import GLOBALS
 
 from .record_api import Record
@@ -87,7 +87,7 @@ def run_training(
         config = directory.config
     draft = draft_of(config, sets, workload, {} if run is None else {"run": {"name": run}})
     with restored():
-        opened = Run.open(Training(RunRequest(draft, root, directory)), on_event)
+        opened = Run.open(TrainingRun(RunRequest(draft, root, directory)), on_event)
         try:
             with _interruptible(opened):
                 end = opened.execute()

@@ -22,7 +22,7 @@ from ndd_engine.files import expanded
 from ndd_engine.text import printable
 
 from .schema import Config
-from .workload_sections import DEFAULT_WORKLOAD, OWN, SECTIONS, WORKLOADS, Sizes, kind
+from .workload_sections import DEFAULT_WORKLOAD, OWN, SECTIONS, WORKLOADS, SizeTables, kind
 
 
 def suggest(path: Sequence[str | int], merged: dict[str, Any]) -> tuple[str, str | None]:
@@ -416,7 +416,7 @@ class Draft:
         if size is not None and isinstance(merged.get("workload"), dict):
             merged["workload"]["size"] = size
         if ":" in self.workload:
-            for name in Sizes.model_fields:
+            for name in SizeTables.model_fields:
                 merged.pop(name, None)
         return merged, problems
 
@@ -537,9 +537,9 @@ def read(
         profile = ndd_profiles.read("workloads", name)
     else:
         for _, layer in draft.layers:
-            _merge(profile, {key: layer[key] for key in Sizes.model_fields if key in layer})
+            _merge(profile, {key: layer[key] for key in SizeTables.model_fields if key in layer})
         try:
-            Sizes.model_validate(profile)
+            SizeTables.model_validate(profile)
         except ValidationError as error:
             problems.extend(draft._problems(error, profile))
             profile = {}

@@ -221,7 +221,10 @@ class FinetuneSection(Section):
 
 
 class SummariseSection(Section):
-    """BiLSTM pointer-generator summariser (guide: summariser). batch.sequence limits the source length."""
+    """BiLSTM pointer-generator summariser (guide: summariser). batch.sequence limits the source length.
+
+    The guide evaluates every 500 steps, with 100 summaries: evaluate.every_steps=500 and workload.summaries=100.
+    """
 
     name: Literal["summarise"]
     data: str = Field(
@@ -320,14 +323,14 @@ class AutoSection(Section):
     probe: dict[str, Any] = Field(default_factory=dict)
 
 
-class Sizes(Section):
+class SizeTables(Section):
     """The tables [sizes.NAME] and [auto] of a configuration file for the user's own workload."""
 
     sizes: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
     auto: AutoSection | None = None
 
     @model_validator(mode="after")
-    def _candidates_are_sizes(self) -> Sizes:
+    def _candidates_are_sizes(self) -> SizeTables:
         if self.auto is not None:
             for name in (*self.auto.candidates, self.auto.gpu_size):
                 if name not in self.sizes:

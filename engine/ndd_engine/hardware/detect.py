@@ -15,7 +15,7 @@ import psutil
 from ndd_engine.errors import MachineError, UsageError
 from ndd_engine.text import printable
 
-from .gpus import Gpu, Machine, Process, VisibleGpus, match, names, split_mig
+from .gpus import Gpu, GpuProcess, Machine, VisibleGpus, match, names, split_mig
 from .host import Host, detect_host
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -258,7 +258,7 @@ class Nvml:
             bits = self._ask("throttle", "nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         return None if bits is None else [word for bit, word in THROTTLE if bits & bit]
 
-    def processes(self, handle: Any) -> tuple[Process, ...] | None:
+    def processes(self, handle: Any) -> tuple[GpuProcess, ...] | None:
         """The processes that compute on the GPU, each once; None if the driver does not report them.
 
         Those that only draw, as a desktop does, are left out: they take memory, which NVML counts as used, and no time.
@@ -270,7 +270,7 @@ class Nvml:
         for entry in computing:
             known = [used for used in (entry.usedGpuMemory, found.get(entry.pid)) if used is not None]
             found[entry.pid] = max(known, default=None)
-        return tuple(Process(pid, used, None) for pid, used in sorted(found.items()))
+        return tuple(GpuProcess(pid, used, None) for pid, used in sorted(found.items()))
 
     def _ask(self, signal: str, function: str, *arguments: Any) -> Any:
         """Call an NVML function; on failure store the reason under `signal` and return None."""

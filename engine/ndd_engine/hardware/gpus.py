@@ -15,7 +15,7 @@ from .host import Host, free_memory
 
 
 @dataclass(frozen=True, slots=True)
-class Process:
+class GpuProcess:
     """A process on a GPU. used_bytes and name are None if the system hides them."""
 
     pid: int
@@ -47,7 +47,7 @@ class Gpu:
     mig_parent: str | None = None
     mig_profile: str | None = None
     profile: GpuProfile | None = None
-    processes: tuple[Process, ...] | None = None
+    processes: tuple[GpuProcess, ...] | None = None
     free_bytes: int | None = None
     used_bytes: int | None = None
     reasons: dict[str, str] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from ndd_engine.record.events import SampleEvent
 
 from .counters import SLOW_EVERY, HostCounters, Json
 from .detect import COUNTERS, MemoryReading, Nvml
-from .gpus import Gpu, Process
+from .gpus import Gpu, GpuProcess
 from .host import Host, detect_host
 
 # Counters that are read every SLOW_EVERY samples.
@@ -199,7 +199,7 @@ class Sampler:
         self._count += 1
         return body
 
-    def _others(self, memory: MemoryReading | None, processes: tuple[Process, ...] | None) -> Json:
+    def _others(self, memory: MemoryReading | None, processes: tuple[GpuProcess, ...] | None) -> Json:
         """Processes and memory of others on the GPU; null if unknown."""
         if processes is None:
             return {}

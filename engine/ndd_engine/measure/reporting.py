@@ -97,7 +97,7 @@ class Reporter:
         """
         self.garbage.begin()
         self.garbage.schedule(self._gc_every_steps)
-        self._watch = TrainerWatch(Trainer(self.clock, step), self.put, paused)
+        self._watch = TrainerWatch(TrainingThread(self.clock, step), self.put, paused)
         self.children = self._watch.children
         self._watch.start()
         self._compilations.take()
@@ -194,7 +194,7 @@ def _means(scalars: list[tuple[str, float]]) -> dict[str, float]:
     return {name: sum(found) / len(found) for name, found in values.items()}
 
 
-class Trainer:
+class TrainingThread:
     """This process and the thread that trains in it, as a watch sees them. step: returns the optimizer steps done."""
 
     name = "trainer"
@@ -231,7 +231,9 @@ class Trainer:
 class TrainerWatch:
     """Watches this process and its loader workers from a thread. paused: whether to rest."""
 
-    def __init__(self, trainer: Trainer, put: Callable[[Event], None], paused: Callable[[], bool]) -> None:
+    def __init__(
+        self, trainer: TrainingThread, put: Callable[[Event], None], paused: Callable[[], bool]
+    ) -> None:
         self._trainer, self._put, self._paused = trainer, put, paused
         self._watch = ProcessWatch(lambda _: trainer.stack(), trainer.others)
         self.children = self._watch.children

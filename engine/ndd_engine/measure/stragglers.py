@@ -125,7 +125,7 @@ class _Rank:
         return {phase: f"{short(file)}:{line} {name}{f', called by {caller}' if caller else ''}"}
 
 
-class Comparison:
+class RankComparison:
     """Takes what ranks tell, and returns the events of the windows that all of them have ended.
 
     strategy: as in RanksEvent. launched: number of ranks, of which some may not be observed. patience: after so many

@@ -286,7 +286,7 @@ ONE, MANY = "one", "many"
 
 
 @dataclass(frozen=True)
-class Items:
+class ItemCounts:
     """All training and evaluation items.
 
     kept_bytes: size as cached tensors, None if the items change every epoch. gathers: the data already consists of

@@ -14,7 +14,7 @@ from typing import Any
 from ndd_engine.child import ChildServer, Json, Pipe, draft_of
 from ndd_engine.config import Config
 
-from .estimate import Items, Memory, StepTime, TimedBatch, Trace
+from .estimate import ItemCounts, Memory, StepTime, TimedBatch, Trace
 
 # Maximum seconds for sampling the lengths of items.
 LOOK_S = 1.0
@@ -55,7 +55,7 @@ class Opened:
     process_bytes: int
     context_bytes: int
     free_bytes: int | None
-    items: Items
+    items: ItemCounts
     setup_s: float
     lengths: list[int]
     not_shared: str = ""
@@ -75,7 +75,7 @@ class Probed:
     lower_bound: bool = False
 
 
-class Probes(ChildServer):
+class ProbeProcess(ChildServer):
     """The process: the opened workload and the probes of it."""
 
     def __init__(self, pipe: Pipe, folder: Path) -> None:
@@ -278,4 +278,4 @@ def lengths(workload: Any, most: int = 256) -> list[int]:
 
 
 if __name__ == "__main__":
-    Probes.main(sys.argv[1:])
+    ProbeProcess.main(sys.argv[1:])

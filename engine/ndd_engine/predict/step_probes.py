@@ -29,7 +29,7 @@ from ndd_engine.hardware.host import resident_peak
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.text import counted, size
-from ndd_engine.train.data.item_sources import Source, can_keep, gathers, kept_bytes
+from ndd_engine.train.data.item_sources import ItemSource, can_keep, gathers, kept_bytes
 from ndd_engine.train.data.loader import Batches, gathered
 from ndd_engine.train.data.streams import StreamOrder
 from ndd_engine.train.parallel.strategy import strategy_of
@@ -47,7 +47,7 @@ from .estimate import (
     MANY,
     ONE,
     Family,
-    Items,
+    ItemCounts,
     Memory,
     StepTime,
     TimedBatch,
@@ -503,14 +503,14 @@ def sizes(workload: Workload) -> tuple[int, ...]:
     return tuple(sorted(found)) or (1,)
 
 
-def items_of(workload: Workload) -> Items:
+def items_of(workload: Workload) -> ItemCounts:
     """Memory that caching all data would take."""
     parts = (workload.train_data, workload.eval_data)
     if any(isinstance(part, Stream) for part in parts):
-        return Items(None, False, workload.collate is not None)
+        return ItemCounts(None, False, workload.collate is not None)
     keeps = all(can_keep(part, workload.epochs_differ) for part in parts)
     kept = sum(map(kept_bytes, parts)) if keeps else None
-    return Items(kept, all(map(gathers, parts)), workload.collate is not None)
+    return ItemCounts(kept, all(map(gathers, parts)), workload.collate is not None)
 
 
 def disagreement(replayed: int, reserved: int) -> str:
@@ -583,7 +583,7 @@ def longest_first(workload: Workload, config: Config, micro: int, first: Sequenc
 
 def _longest_first(workload: Workload, config: Config, micro: int, first: Sequence[int]) -> Iterator[Any]:
     source = probe_batches(workload, config).source
-    assert isinstance(source, Source)  # only items with an index are looked for
+    assert isinstance(source, ItemSource)  # only items with an index are looked for
     places = range(len(cast("Any", workload.train_data)))
     others = cycle(sorted(set(places) - set(first)))
     while True:

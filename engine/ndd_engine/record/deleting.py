@@ -23,7 +23,7 @@ _UNITS_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RunToDelete:
     """A run to delete. bytes: on disk; changed_t: Unix time of its last event; live: whether a process writes it."""
 
     run: RunDir
@@ -35,7 +35,7 @@ class Candidate:
 
 def candidates(
     root: Path, patterns: Sequence[str], older_than_s: float | None = None, failed: bool = False
-) -> list[Candidate]:
+) -> list[RunToDelete]:
     """The runs that match any of the names or globs (all runs without one) and every filter.
 
     Raises UsageError for a name that is no run of this folder, and for a glob without a match.
@@ -84,7 +84,7 @@ def age_of(text: str) -> float:
     return float(match[1]) * _UNITS_S[match[2]]
 
 
-def _candidate(run: RunDir) -> Candidate:
+def _candidate(run: RunDir) -> RunToDelete:
     total, changed = 0, 0.0
     for folder, _, files in os.walk(run.path):
         for name in files:
@@ -102,7 +102,7 @@ def _candidate(run: RunDir) -> Candidate:
         status = "unreadable"
     if status not in ("done", "stopped", "interrupted", "terminated", "failed", "unreadable"):
         status = "running" if live else "lost"
-    return Candidate(run, status, total, changed, live)
+    return RunToDelete(run, status, total, changed, live)
 
 
 def _unknown(root: Path, pattern: str, names: Sequence[str], known: dict[str, RunDir]) -> str:

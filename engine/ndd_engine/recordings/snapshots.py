@@ -34,7 +34,7 @@ class Request:
 
 
 @dataclass
-class Start:
+class AllocatedBefore:
     """What was allocated before the first entry of a history.
 
     reserved: bytes. mismatches: entries that do not lead to the final state, for example because the recording was
@@ -51,7 +51,7 @@ class Start:
         return bool(self.reserved or self.live)
 
 
-def start_of(device: DeviceHistory) -> Start:
+def start_of(device: DeviceHistory) -> AllocatedBefore:
     """The state before a history: the final one, with all entries undone."""
     held = {item.address: item for item in device.segments}
     live = {
@@ -60,7 +60,7 @@ def start_of(device: DeviceHistory) -> Start:
         for block in item.blocks
         if block.live
     }
-    start = Start(live=live, reserved=device.reserved)
+    start = AllocatedBefore(live=live, reserved=device.reserved)
     expandable = any(item.expandable for item in device.segments)
     for entry in reversed(device.entries):
         match entry.action:
@@ -85,7 +85,7 @@ def _change(entry: Entry, sign: int = 1) -> int:
     return sign * (entry.size if entry.action in GROWS else -entry.size if entry.action in SHRINKS else 0)
 
 
-def states(start: Start, entries: list[Entry]) -> Iterator[tuple[int, int]]:
+def states(start: AllocatedBefore, entries: list[Entry]) -> Iterator[tuple[int, int]]:
     """(reserved, requested) bytes after each entry."""
     reserved, requested = start.reserved, sum(request.requested for request in start.live.values())
     sizes = {address: request.requested for address, request in start.live.items()}
@@ -99,7 +99,7 @@ def states(start: Start, entries: list[Entry]) -> Iterator[tuple[int, int]]:
         yield reserved, requested
 
 
-def live_at(start: Start, entries: list[Entry], count: int) -> list[Request]:
+def live_at(start: AllocatedBefore, entries: list[Entry], count: int) -> list[Request]:
     """What is in use after the first `count` entries."""
     live = dict(start.live)
     for entry in entries[:count]:
@@ -179,7 +179,7 @@ class Replayed:
 
 
 def replay(
-    start: Start,
+    start: AllocatedBefore,
     entries: list[Entry],
     rules: Rules,
     descending: bool = False,
@@ -234,7 +234,7 @@ def replay(
 
 
 def _adopt(
-    allocator: Allocator, start: Start, entries: list[Entry], rules: Rules, keys: dict[int, int]
+    allocator: Allocator, start: AllocatedBefore, entries: list[Entry], rules: Rules, keys: dict[int, int]
 ) -> None:
     """Put the segments of the recording into the allocator.
 
@@ -532,7 +532,7 @@ def _allocates(entries: Sequence[Entry]) -> bool:
     return any(entry.action == ALLOC for entry in entries)
 
 
-def _refused(device: DeviceHistory, start: Start) -> str:
+def _refused(device: DeviceHistory, start: AllocatedBefore) -> str:
     private = sum(item.size for item in device.segments if item.private)
     if not device.entries:
         return "the snapshot has no history"
@@ -547,7 +547,7 @@ def _refused(device: DeviceHistory, start: Start) -> str:
     return ""
 
 
-def _notes(device: DeviceHistory, start: Start, broken: bool) -> list[str]:
+def _notes(device: DeviceHistory, start: AllocatedBefore, broken: bool) -> list[str]:
     found = []
     if broken:
         found.append(
@@ -571,7 +571,7 @@ def _notes(device: DeviceHistory, start: Start, broken: bool) -> list[str]:
 
 
 def _try_settings(
-    found: DeviceMemory, start: Start, entries: list[Entry], rules: Rules, settings: Sequence[str]
+    found: DeviceMemory, start: AllocatedBefore, entries: list[Entry], rules: Rules, settings: Sequence[str]
 ) -> None:
     """Add the replays with other settings."""
     emptied = frozenset(release.entry for release in found.releases if release.kind == "empty_cache")

@@ -24,7 +24,7 @@ from ndd_watch.changes import TABLE, Argument, Items, OfLoop, OfModel, Statement
 from ndd_watch.switches import Persistent, PinMemory, Workers
 
 from .loop_edits import with_argument_of_copies, with_collections, with_context
-from .source_text import Source, import_of, indentation, parsed, with_lines
+from .source_text import PlacedText, import_of, indentation, parsed, with_lines
 
 # Arguments of a DataLoader that may be given by their place.
 _PLACES = {kind.name: kind.place for kind in (Workers, PinMemory)}
@@ -172,7 +172,7 @@ def with_arguments(
         known |= {name: call.args[place] for name, place in _PLACES.items() if place < len(call.args)}
     mappings = [keyword.value for keyword in call.keywords if keyword.arg is None]
     new = [name for name in arguments if name not in known and (mappings or not _default(name, arguments))]
-    source = Source(text)
+    source = PlacedText(text)
     changed = [(known[name], repr(value)) for name, value in arguments.items() if name in known]
     if new and mappings:
         if len(mappings) > 1:
@@ -189,7 +189,7 @@ def with_arguments(
     if new:
         added = ", ".join(f"{name}={arguments[name]!r}" for name in new)
         # Keywords that were replaced lie before this place, or end at it.
-        fresh = Source(source.text)
+        fresh = PlacedText(source.text)
         again = _same_call(fresh.text, call)
         if again is None:
             return None
@@ -219,7 +219,7 @@ def with_cached_items(text: str, line: int) -> str | None:
     call = _call(tree, line, ("DataLoader",)) if tree is not None else None
     if tree is None or call is None or not call.args:
         return None
-    given, source = call.args[0], Source(text)
+    given, source = call.args[0], PlacedText(text)
     around = [node for node in ast.walk(tree) if node is not call and call in ast.walk(node)]
     if any(isinstance(node, _REPEATS) for node in around):
         return None
@@ -269,7 +269,7 @@ def with_statement(text: str, statement: str, value: Any) -> str | None:
     if tree is None:
         return None
     if there := _values(tree, statement):
-        source, new = Source(text), parsed(statement.format(torch="torch", value=value))
+        source, new = PlacedText(text), parsed(statement.format(torch="torch", value=value))
         assert new is not None
         (wanted,) = _values(new, statement)
         source.replace(there[0], ast.unparse(wanted))

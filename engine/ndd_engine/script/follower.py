@@ -64,7 +64,7 @@ _LINES: dict[str, Callable[[str], int]] = {
 }
 
 
-class Trained:
+class TrainedProcesses:
     """What is known of the processes of one name: of a rank, also after a launcher has started it again.
 
     step: optimizer steps so far. offset: those before the process that trains now, as far as it does not count them
@@ -227,7 +227,7 @@ class Follower:
         """folder: of the memories of the processes. root: the process id of the command."""
         self._directory, self._command, self._machine, self._put = directory, command, machine, put
         self._records = Records(directory.ranks if folder is None else folder)
-        self._trained: dict[str, Trained] = {}
+        self._trained: dict[str, TrainedProcesses] = {}
         self._ranks = ScriptRanks(command.folder)
         self._samples, self._watch, self._root = Samples(), ProcessWatch(where=self._keeps), root
         self._captures = Captures(directory)
@@ -380,7 +380,7 @@ class Follower:
         name = process.name
         trained = self._trained.get(name)
         if trained is None:
-            trained = Trained(self._directory.name, self._command, self._machine)
+            trained = TrainedProcesses(self._directory.name, self._command, self._machine)
             self._trained[name] = trained
         leads = min(self._trained, key=_leading)
         try:

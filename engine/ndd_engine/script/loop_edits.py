@@ -9,7 +9,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .source_text import Source, import_of, indentation, parsed, with_lines
+from .source_text import PlacedText, import_of, indentation, parsed, with_lines
 
 _COPIES = ("to", "cuda")
 
@@ -75,7 +75,7 @@ def with_argument_of_copies(text: str, argument: str) -> str | None:
     name = argument.partition("=")[0]
     if not copies or any(len(copy.args) > 1 or _given(copy, name) for copy in copies):
         return None
-    source = Source(text)
+    source = PlacedText(text)
     for copy in sorted(copies, key=lambda node: (node.end_lineno, node.end_col_offset), reverse=True):
         inner = source.of(copy)
         comma = ", " if copy.args or copy.keywords else ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from ndd_engine.child import PARTNER_GONE
 from ndd_engine.measure.child_processes import Gone
-from ndd_engine.measure.stragglers import Comparison
+from ndd_engine.measure.stragglers import RankComparison
 from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, RankEvent, checker
 from ndd_engine.text import counted, number, printable
 
@@ -49,7 +49,7 @@ class ScriptRanks:
         self._launch: tuple[Any, ...] = ()
         # The ranks of this host, as the launcher says, or else all of them.
         self._here = range(0)
-        self._comparison = Comparison(PATIENCE, str(folder))
+        self._comparison = RankComparison(PATIENCE, str(folder))
         self._told: set[str] = set()
 
     def rank_of(self, name: str) -> int | None:

@@ -42,7 +42,7 @@ def with_lines(text: str, after: ast.stmt, added: Sequence[str]) -> str:
     return "".join(lines)
 
 
-class Source:
+class PlacedText:
     """Text with the places of syntax nodes in it."""
 
     def __init__(self, text: str) -> None:

@@ -72,7 +72,7 @@ DEFAULT = "default"
 
 
 @dataclass(frozen=True)
-class Start:
+class ChangedStart:
     """A changed start. changed: key -> (old, new) value."""
 
     command: Command
@@ -111,7 +111,7 @@ def is_start(item: str) -> bool:
     return item.lstrip().startswith((ARGUMENT, VARIABLE))
 
 
-def started(command: Command, sets: Sequence[str], environment: Mapping[str, str]) -> Start:
+def started(command: Command, sets: Sequence[str], environment: Mapping[str, str]) -> ChangedStart:
     """The start with the changes among `sets`. environment: of this process. Raises UsageError for a wrong name."""
     more: dict[str, str] = {}
     changed: dict[str, tuple[str, str]] = {}
@@ -130,7 +130,7 @@ def started(command: Command, sets: Sequence[str], environment: Mapping[str, str
         if old == value:
             raise UsageError(f"{printable(name)} is {printable(value)} already; there is nothing to compare")
         changed[key] = old, value
-    return Start(command, more, changed)
+    return ChangedStart(command, more, changed)
 
 
 def with_argument(command: Command, name: str, value: str) -> tuple[Command, str]:
@@ -270,7 +270,7 @@ def _planned(request: TrialRequest, seen: dict[str, Any], device: str, described
     return edit_of(seen, changed, device, main, described)
 
 
-def start_of(request: TrialRequest) -> Start:
+def start_of(request: TrialRequest) -> ChangedStart:
     """How the candidate is started. Raises UsageError for a wrong name, or if the command cannot be started again."""
     assert request.base.run is not None
     command = command_of(request.base.run)

@@ -35,7 +35,7 @@ from ndd_engine.files import PATIENCE_S, open_regular, replacing, sync_folder
 from ndd_engine.processes import limit_of
 from ndd_engine.text import printable, size
 
-from .checkpoint_state import Like, Place, aliases, is_sharded, mapped, split
+from .checkpoint_state import Like, TensorPlace, aliases, is_sharded, mapped, split
 from .random_state import seeded_random_state
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ class CheckpointStore:
             reader = EntryReader(saved.path, frozenset(saved.files))
             (plain,) = reader.values(STATE)
             tree, places, ranks = plain["tree"], plain["places"], int(plain["ranks"])
-            places = [Place(tuple(path), str(name), stride) for path, name, stride in places]
+            places = [TensorPlace(tuple(path), str(name), stride) for path, name, stride in places]
             places = [place for place in places if wanted is None or place.path[0] in wanted]
             tensors = reader.tensors(places, self._like)
             of_rank = reader.values(rank_entry(rank))[0] if rank < ranks else dict.fromkeys(PER_RANK)

@@ -24,7 +24,7 @@ Path = tuple[Any, ...]
 Like = Callable[[Path, torch.Size], Tensor | None]
 
 
-class Place(NamedTuple):
+class TensorPlace(NamedTuple):
     """Where a tensor belongs. stride: None for a contiguous tensor, and for the shard of one."""
 
     path: Path
@@ -123,14 +123,14 @@ def _loads(value: Any) -> bool:
     return True
 
 
-def split(state: Mapping[str, Any]) -> tuple[Any, list[Place], dict[str, Tensor]]:
+def split(state: Mapping[str, Any]) -> tuple[Any, list[TensorPlace], dict[str, Tensor]]:
     """The state with None in the place of its tensors, their places, and the tensors by name.
 
     What is not a plain dense tensor (sparse, quantized, parameters) stays in the state, and so do the scalars of an
     optimizer, which has one for each parameter. A DTensor is a tensor like others. Names are paths joined by dots, made
     unique; equal states have equal names on all ranks.
     """
-    places: list[Place] = []
+    places: list[TensorPlace] = []
     tensors: dict[str, Tensor] = {}
 
     def tensor(value: Any, path: Path) -> Any:
@@ -139,7 +139,7 @@ def split(state: Mapping[str, Any]) -> tuple[Any, list[Place], dict[str, Tensor]
         name = ".".join(map(str, path))
         while name in tensors:
             name += "'"
-        places.append(Place(path, name, _stride(value)))
+        places.append(TensorPlace(path, name, _stride(value)))
         tensors[name] = value.detach()
         return None
 

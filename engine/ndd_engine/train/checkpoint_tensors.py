@@ -29,7 +29,7 @@ from ndd_engine.errors import CheckpointError, UsageError, shortened
 from ndd_engine.processes import undisturbed
 from ndd_engine.text import printable
 
-from .checkpoint_state import Like, Place, is_sharded, local
+from .checkpoint_state import Like, TensorPlace, is_sharded, local
 
 INDEX = ".metadata"  # the name that DCP gives it
 # Entries, as DCP's planners take them when they flatten nothing.
@@ -113,7 +113,7 @@ class EntryWriter:
             final = self._planner.finish_plan(plan)
             return undisturbed(lambda: self._writer.write_data(final, self._planner).wait())
 
-    def finish(self, results: list[list[WriteResult]], places: Sequence[Place]) -> None:
+    def finish(self, results: list[list[WriteResult]], places: Sequence[TensorPlace]) -> None:
         """Write the index. Raises OSError. places: those of the tensors, for DCP's own tools."""
         self._index.planner_data = {
             place.name: place.path
@@ -177,7 +177,7 @@ class EntryReader(FileSystemReader):
         found.storage_meta = StorageMeta()
         return found
 
-    def tensors(self, places: Sequence[Place], like: Like | None) -> dict[str, Tensor]:
+    def tensors(self, places: Sequence[TensorPlace], like: Like | None) -> dict[str, Tensor]:
         """The tensors of these places by name, on the CPU; in shards on the device of `like`."""
         targets: dict[str, Tensor] = {}
         for place in places:

@@ -18,13 +18,13 @@ from ndd_engine.record.file import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, bare
 from ndd_engine.run.run import EXIT_OF, Run
 from ndd_engine.text import printable
-from ndd_engine.train.parallel.rank_place import Cause, Neighbours, first_over, introduce, record_end
+from ndd_engine.train.parallel.rank_place import Cause, HostRanks, first_over, introduce, record_end
 
 from .checkpoint import CheckpointStore
-from .parallel.rank_place import Place, notes_of, own_launcher
+from .parallel.rank_place import RankPlace, notes_of, own_launcher
 from .parallel.world import connect, from_first, from_others
-from .request import Ranks, RunRequest
-from .training_run import Training
+from .request import OtherRanks, RunRequest
+from .training_run import TrainingRun
 
 # How often a rank looks for its launcher and for failures of other ranks, and how long it may take to end then.
 LOOK_S = 0.5
@@ -33,7 +33,7 @@ LEAVE_S = 3.0
 SEEN_S = 60.0
 
 
-def met(make: Callable[[], RunRequest | None], here: Place) -> Training | None:
+def met(make: Callable[[], RunRequest | None], here: RankPlace) -> TrainingRun | None:
     """Reach the other ranks with a request; None if there is nothing to run, which rank 0 decides.
 
     Rank 0 raises what `make` raises, the others OtherRankError. Rank 0 returns when all ranks have made their requests,
@@ -51,10 +51,10 @@ def met(make: Callable[[], RunRequest | None], here: Place) -> Training | None:
     others = from_others(store, here, "requests", make)
     request = made[0] if here.first else others
     assert request is not None
-    return Training(request, Ranks(here, store, notes_of(store, here)))
+    return TrainingRun(request, OtherRanks(here, store, notes_of(store, here)))
 
 
-def open_rank(training: Training, listener: Listener | None = None) -> Run:
+def open_rank(training: TrainingRun, listener: Listener | None = None) -> Run:
     """Open a run as one of its ranks. Rank 0 raises what Run.open raises, the others OtherRankError.
 
     UsageError if another rank cannot write its record.
@@ -88,7 +88,7 @@ def open_rank(training: Training, listener: Listener | None = None) -> Run:
     return training.run
 
 
-def _launched(request: RunRequest, here: Place) -> RunRequest:
+def _launched(request: RunRequest, here: RankPlace) -> RunRequest:
     """What rank 0 opens: the folder that the launcher made, or what an earlier attempt of these ranks left."""
     folder = own_launcher()
     if folder is None:
@@ -108,7 +108,7 @@ def _launched(request: RunRequest, here: Place) -> RunRequest:
     return _continued(request, directory, here)
 
 
-def _continued(request: RunRequest, directory: RunDir, here: Place) -> RunRequest:
+def _continued(request: RunRequest, directory: RunDir, here: RankPlace) -> RunRequest:
     """Continue from the last checkpoint, or begin anew if there is none.
 
     A checkpoint that was asked for counts as long as the ranks have written none since they first started.
@@ -120,7 +120,7 @@ def _continued(request: RunRequest, directory: RunDir, here: Place) -> RunReques
     return replace(request, resume=directory, from_step=None if new else request.from_step, restart=None)
 
 
-def _open_other(training: Training, directory: RunDir, here: Place) -> None:
+def _open_other(training: TrainingRun, directory: RunDir, here: RankPlace) -> None:
     """Open the run as a rank other than 0: the same folder, a record of its own, and no control socket."""
     own = RunDir(directory.ranks / str(here.rank))
     deadline = time.monotonic() + SEEN_S
@@ -143,10 +143,10 @@ def _open_other(training: Training, directory: RunDir, here: Place) -> None:
     Run(training, directory, recorder, lock, listens=False)
 
 
-def _watch(training: Training) -> None:
+def _watch(training: TrainingRun) -> None:
     """End this rank soon after its launcher or a rank of this host was killed, or after another rank ended early."""
     assert training.ranks is not None
-    run, parent, ranks, neighbours = training.run, os.getppid(), training.ranks, Neighbours(training.ranks)
+    run, parent, ranks, neighbours = training.run, os.getppid(), training.ranks, HostRanks(training.ranks)
     cause = None
     while cause is None:
         if run.finished.wait(LOOK_S):
@@ -176,7 +176,7 @@ def refused(error: NddError) -> None:
         record_end(RunDir(folder), EndEvent("failed", text, 0, error.exit_status))
 
 
-def leave(training: Training | None, status: int, broken: bool = False) -> NoReturn:
+def leave(training: TrainingRun | None, status: int, broken: bool = False) -> NoReturn:
     """End the process of a rank without joining torch's threads, which may wait for the interpreter lock.
 
     broken: whether this rank failed before it had a run, and nobody else reports it.

@@ -24,7 +24,7 @@ from . import loggers
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from .parallel.rank_place import Notes, Place
+    from .parallel.rank_place import Notes, RankPlace
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class RunRequest:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class OtherRanks:
     """The other ranks of a run, before they meet: this rank's place, and the store and notes that all of them share."""
 
-    place: Place
+    place: RankPlace
     store: Store
     notes: Notes
 
@@ -59,7 +59,7 @@ class OpenRun:
     """The part of an open run that preparation and the loop use. ranks: None for a run of one process."""
 
     request: RunRequest
-    ranks: Ranks | None
+    ranks: OtherRanks | None
     directory: RunDir
     control: Control
     put: Callable[[Event], None]

@@ -29,19 +29,19 @@ from .request import OpenRun, RunRequest, check_resume, preflight
 
 if TYPE_CHECKING:
     from .prepare import Prepared
-    from .request import Ranks
+    from .request import OtherRanks
 
 # Options of a command that resumes a run without CUDA graphs.
 _EAGERLY = ("--set", "speed.cuda_graph=false")
 
 
-class Training(Executor):
+class TrainingRun(Executor):
     """ranks: the other ranks of a run with several, None for one process. cause: why this rank ended before the others.
 
     goes_on: arguments of `train` with which a new process can go on where this one cannot.
     """
 
-    def __init__(self, request: RunRequest, ranks: Ranks | None = None) -> None:
+    def __init__(self, request: RunRequest, ranks: OtherRanks | None = None) -> None:
         self.request, self.ranks = request, ranks
         self.watched = request.probes
         if ranks is not None:

@@ -23,7 +23,7 @@ from ndd_watch.changes import Place
 
 from .compare import Interval, Recorded, Stretch, host_ns_of, observe, rate, ratio, spread
 from .estimates import CONFIDENCE, Estimate, Usual, estimate, interval, joined
-from .outcome import History, breaks_even, startup_s, with_interval
+from .outcome import PairVariances, breaks_even, startup_s, with_interval
 from .trial import run_trial
 from .trial_request import Base, Measure, Progress, TrialRequest
 from .tuning import place_of
@@ -284,7 +284,7 @@ class Measurer:
             stretches[side].extend(read(self._run(sets, 0.25, turn)))
         if not all(stretches):
             raise NotMeasuredError(f"no {what} within {duration(self.budget_s / 4)}")
-        usual = History().usual(self._run(variant.base, 0.25).run.device_name)
+        usual = PairVariances().usual(self._run(variant.base, 0.25).run.device_name)
         # The interval of the windows lacks what the two pairs of processes differ by.
         return Found(ratio(rate(stretches[1]), rate(stretches[0]), Usual(usual.variance / 2, usual.df)))
 

@@ -46,7 +46,7 @@ from ndd_engine.record.sources import Sources, sources_of
 from ndd_engine.text import printable
 
 from .estimates import CONFIDENCE, DIFFERENT, FLOOR, Usual, interval, judged
-from .outcome import History, changed_items, flatten
+from .outcome import PairVariances, changed_items, flatten
 
 # Batches of a series: enough to estimate their variance, few enough to be long.
 BATCHES = 30
@@ -467,7 +467,7 @@ def compare_several(runs: Sequence[RunDir]) -> SeveralCompared:
 
 def _compared(first: Recorded, second: Recorded) -> Comparison:
     # Each run is a process of its own, and processes differ from each other.
-    speed = ratio(second.rate, first.rate, History().usual(first.run.device_name))
+    speed = ratio(second.rate, first.rate, PairVariances().usual(first.run.device_name))
     disturbance = _disturbance(first, second)
     verdict = "inconclusive" if disturbance else _verdict(speed)
     return Comparison(
@@ -654,9 +654,9 @@ class ShortRun(ChildServer):
         """See the function of this name."""
         from ndd_engine.run.run import Run
         from ndd_engine.train.request import RunRequest
-        from ndd_engine.train.training_run import Training
+        from ndd_engine.train.training_run import TrainingRun
 
-        run = Run.open(Training(RunRequest(draft_of(command), self.folder, probes=False)))
+        run = Run.open(TrainingRun(RunRequest(draft_of(command), self.folder, probes=False)))
 
         def end() -> None:
             while run.recorder.snapshot().step == 0 and not run.finished.is_set():

@@ -244,7 +244,7 @@ def cache_folder() -> Path:
     return (Path(named) if Path(named).is_absolute() else Path("~/.cache").expanduser()) / "ndd-console"
 
 
-class History:
+class PairVariances:
     """Variances between pairs of processes, by device. path: of the file (default: in the user's cache)."""
 
     def __init__(self, path: Path | None = None) -> None:

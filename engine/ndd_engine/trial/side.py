@@ -37,16 +37,16 @@ from ndd_engine.run.run import Run
 from ndd_engine.text import printable
 from ndd_engine.train.failures import explain
 from ndd_engine.train.loop import Course
-from ndd_engine.train.parallel.rank_place import Place, notes_of
+from ndd_engine.train.parallel.rank_place import RankPlace, notes_of
 from ndd_engine.train.parallel.world import STORE_TIMEOUT
 from ndd_engine.train.prepare import Prepared, prepare_run, training_batches
 from ndd_engine.train.random_state import kept_random, random_state, restore_random_state
 from ndd_engine.train.rank_run import open_rank
 from ndd_engine.train.rehearsal import decide, rehearse
-from ndd_engine.train.request import Ranks, RunRequest
+from ndd_engine.train.request import OtherRanks, RunRequest
 from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.optimizers import Precision, make_precision
-from ndd_engine.train.training_run import Training
+from ndd_engine.train.training_run import TrainingRun
 from ndd_watch.changes import LOADER, MODEL, switched_by
 from ndd_watch.gate import Trainer, gate, signal_to, still
 
@@ -131,18 +131,18 @@ class Side(ChildServer):
             raise ChildError("oom" if failure.of_memory else "failed", printable(text)) from error
         raise ChildError("failed", f"the training ended by itself at step {loop.step:,}")
 
-    def _opened(self, command: Json) -> Training:
+    def _opened(self, command: Json) -> TrainingRun:
         """The run of this process. Of several ranks, the command has "rank", "ranks" and "port"."""
         request = RunRequest(draft_of(command), self.folder / "runs", probes=False)
         if "rank" not in command:
-            training = Training(request)
+            training = TrainingRun(request)
             Run.open(training, self._hear)
             return training
         rank, ranks = int(command["rank"]), int(command["ranks"])
         store = self._store or TCPStore("localhost", int(command["port"]), ranks, False)
         store.set_timeout(STORE_TIMEOUT)
-        here = Place(rank, ranks, rank, ranks)
-        training = Training(request, Ranks(here, store, notes_of(store, here)))
+        here = RankPlace(rank, ranks, rank, ranks)
+        training = TrainingRun(request, OtherRanks(here, store, notes_of(store, here)))
         open_rank(training, self._hear)
         return training
 
@@ -184,7 +184,7 @@ class Own(Trainer):
     """
 
     def __init__(
-        self, side: Side, training: Training, prepared: Prepared, begin: float, command: Json
+        self, side: Side, training: TrainingRun, prepared: Prepared, begin: float, command: Json
     ) -> None:
         self._side, self._run, self._loop = side, training.run, prepared.loop
         self._device, self._clock, self._begin_s = prepared.device, prepared.clock, begin

@@ -33,7 +33,7 @@ from .blocks import (
     plan_switches,
 )
 from .estimates import DIFFERENT, ENOUGH, FLOOR, OneProcess, Replicates, Usual, abba_log_ratio
-from .outcome import History, differences, result
+from .outcome import PairVariances, differences, result
 from .pausing import alone
 from .sides import ESTIMATE_S, SIDES, Budget, OwnSides, SideFailedError, Sides, Tell
 from .trial_request import MEASURING, Progress, TrialRequest
@@ -102,7 +102,7 @@ class Trial:
         self.request = request
         self._sides, self._budget = sides, sides.budget
         self._exclusive = False
-        self._history = History()
+        self._history = PairVariances()
         self._load = LoadWatch()
         # Seconds to start a pair of processes, and of a block.
         self._start_s = self._abba_s = 0.0

@@ -300,7 +300,7 @@ def layout_of(config: Config) -> Layout:
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankProposal:
     """How many ranks to propose, and why. free_bytes: of the GPU with the least, None if unknown or without GPUs."""
 
     count: int = 1
@@ -311,7 +311,7 @@ class Ranks:
 
 def ranks_to_propose(
     answers: Answers, config: Config, machine: Machine, gpu: GpuProfile | None, opened: Opened
-) -> Ranks:
+) -> RankProposal:
     """The ranks asked for, as configured, or one for each GPU like the first; fewer if the batch is not divisible.
 
     gpu: one that is not in this machine; its number is not known.
@@ -319,9 +319,9 @@ def ranks_to_propose(
     gpus = equal_gpus(machine) if gpu is None else []
     asked = answers.ranks or (config.parallel.ranks if config.parallel.ranks > 1 else max(len(gpus), 1))
     if asked == 1:
-        return Ranks()
+        return RankProposal()
     if opened.not_shared:
-        return Ranks(notes=[f"no proposal for several ranks: {opened.not_shared}"])
+        return RankProposal(notes=[f"no proposal for several ranks: {opened.not_shared}"])
     hold = answers.step_items(config)
     count = asked
     while hold is not None and hold % count:
@@ -332,7 +332,7 @@ def ranks_to_propose(
             f"{count} of {asked} ranks are proposed: the effective batch of {hold} is divisible by {count}"
         )
     if count == 1:
-        return Ranks(notes=notes)
+        return RankProposal(notes=notes)
     known = [one.free_bytes for one in gpus[:count] if one.free_bytes is not None]
     name = gpu.name if gpu is not None else gpus[0].name if gpus else opened.device_name
     why = f"{count} ranks on {name}"
@@ -342,7 +342,9 @@ def ranks_to_propose(
         f"{why}: proposals for {count} ranks are predicted, without the time to exchange gradients, and not measured "
         "(ndd-console scaling measures them)"
     )
-    return Ranks(count, why, min(known) if gpus and len(known) == min(count, len(gpus)) else None, notes)
+    return RankProposal(
+        count, why, min(known) if gpus and len(known) == min(count, len(gpus)) else None, notes
+    )
 
 
 Json = dict[str, Any]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from .interface import Facts, Layout, Settings, split
+from .interface import Facts, SeriesLayout, Settings, split
 from .problems import manual_topics, read_text, source_name
 
 # Tests are half of the library and mostly tables; installed packages are not part of it.
@@ -21,7 +21,7 @@ class TextData:
 
     text: str
     vocabulary: str
-    layout: Layout
+    layout: SeriesLayout
     notes: list[str]
     facts: Facts
 
@@ -46,7 +46,7 @@ def read(settings: Settings) -> TextData:
         problems.stop(f"the text has only one distinct character, {vocabulary!r}: there is nothing to learn")
     stride = options["stride"] or sequence
     # Evaluation windows never overlap: each character is predicted once, whatever the training stride.
-    layout = Layout(
+    layout = SeriesLayout(
         *split(len(text), options["eval_fraction"]), sequence, stride, sequence, "character", "text"
     )
     layout.check(settings)

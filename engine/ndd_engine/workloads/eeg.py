@@ -19,7 +19,7 @@ from ndd_engine.text import printable
 
 from .base import Batch, GatherItems, build_checked, sliding_windows
 from .eeg_data import EegData, read
-from .interface import Layout, Settings, window_count
+from .interface import SeriesLayout, Settings, window_count
 
 RHYTHMS = ((10.0, 1.0), (6.0, 0.6), (40.0, 0.3))  # alpha, theta, gamma: Hz and relative amplitude
 NOISE = 0.3
@@ -169,7 +169,7 @@ def make_signal(settings: Settings, data: EegData) -> tuple[Tensor, Tensor | Non
     return signal, labels, notes
 
 
-def synthetic(layout: Layout, channels: int, sample_rate: float, seed: int) -> tuple[Tensor, Tensor]:
+def synthetic(layout: SeriesLayout, channels: int, sample_rate: float, seed: int) -> tuple[Tensor, Tensor]:
     """(samples, channels) float32 and labels (samples,) uint8: 1 inside the planted seizure.
 
     Each channel has alpha, theta and gamma sinusoids with random amplitudes and phases, and white noise. The seizure

@@ -14,7 +14,7 @@ from typing import Any
 
 from ndd_engine.text import printable
 
-from .interface import Facts, Layout, Settings, split
+from .interface import Facts, SeriesLayout, Settings, split
 from .problems import SHOWN_ERRORS, ErrorList, Problems, read_text
 
 SUFFIXES = (".arff", ".csv", ".tsv")
@@ -30,7 +30,7 @@ class EegData:
 
     recording: Recording | None
     channels: int
-    layout: Layout
+    layout: SeriesLayout
     facts: Facts
 
 
@@ -47,7 +47,7 @@ def read(settings: Settings) -> EegData:
         channels = len(recording.channels)
         samples = len(recording.values) // channels
     parts = split(samples, options["eval_fraction"])
-    layout = Layout(*parts, settings.sequence, 1, 1, "sample", "recording")
+    layout = SeriesLayout(*parts, settings.sequence, 1, 1, "sample", "recording")
     layout.check(settings)
     problems.check()
     return EegData(recording, channels, layout, layout.facts(f"{samples:,} samples x {channels} channels"))

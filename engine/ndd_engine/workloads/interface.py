@@ -243,7 +243,7 @@ def window_count(length: int, span: int, stride: int = 1) -> int:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SeriesLayout:
     """How a series is cut into windows: `sequence` elements of input and one more to predict.
 
     train, evaluation: elements. unit: what an element is called ("character"). whole: what the series is called.

@@ -234,7 +234,7 @@ def f1(hits: int, candidate: int, reference: int) -> float:
     return 2 * hits / (candidate + reference) if hits else 0.0
 
 
-class Written(NamedTuple):
+class WrittenSummary(NamedTuple):
     """A summary as extended words, without END. score: mean log-probability of its words and END."""
 
     words: list[int]
@@ -242,7 +242,7 @@ class Written(NamedTuple):
 
 
 @torch.no_grad()
-def beam(model: Any, source: Tensor, extended: Tensor, width: int, limit: int) -> list[Written]:
+def beam(model: Any, source: Tensor, extended: Tensor, width: int, limit: int) -> list[WrittenSummary]:
     """Beam search with `width` summaries per source: sources (B, S) -> B summaries.
 
     Each step keeps the `width` most probable prefixes; finished summaries stay and compete with the others. The best
@@ -283,7 +283,7 @@ def beam(model: Any, source: Tensor, extended: Tensor, width: int, limit: int) -
     found = []
     for row, mean in zip(best_words.tolist(), score.amax(1).tolist(), strict=True):
         end = row.index(END) if END in row else len(row)
-        found.append(Written(row[:end], mean))
+        found.append(WrittenSummary(row[:end], mean))
     return found
 
 
@@ -316,7 +316,7 @@ class State(NamedTuple):
         return State(hidden, cell, self.context.index_select(0, indices))
 
 
-class Steps(NamedTuple):
+class DecoderSteps(NamedTuple):
     """The outputs of T decoder steps.
 
     hidden: (B, T, H), of the last layer. context: (B, T, 2 H). attention: (B, T, S), at least fp32, rows sum to 1.
@@ -431,7 +431,7 @@ class Decoder(nn.Module):
         )
         self.attention = AdditiveAttention(hidden)
 
-    def forward(self, embedded: Tensor, memory: EncodedSources, state: State) -> tuple[Steps, State]:
+    def forward(self, embedded: Tensor, memory: EncodedSources, state: State) -> tuple[DecoderSteps, State]:
         layers: list[tuple[Tensor, Tensor, Tensor]] = [
             (below, before, first + second) for below, before, first, second in self.lstm.all_weights
         ]
@@ -457,7 +457,7 @@ class Decoder(nn.Module):
             attention, context = self.attention(hidden[-1], memory)
             context = context.to(own.dtype)
             found.append((hidden[-1], context, attention))
-        steps = Steps(*(torch.stack(parts, dim=1) for parts in zip(*found, strict=True)))
+        steps = DecoderSteps(*(torch.stack(parts, dim=1) for parts in zip(*found, strict=True)))
         return steps, State(torch.stack(hidden), torch.stack(cell), context)
 
 
@@ -471,7 +471,7 @@ def lstm_cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
 class StepwiseDecoder(Decoder):
     """The same with one call of the LSTM per step."""
 
-    def forward(self, embedded: Tensor, memory: EncodedSources, state: State) -> tuple[Steps, State]:
+    def forward(self, embedded: Tensor, memory: EncodedSources, state: State) -> tuple[DecoderSteps, State]:
         hidden, cell, context = state
         found: list[tuple[Tensor, Tensor, Tensor]] = []
         for word in embedded.unbind(1):
@@ -480,7 +480,7 @@ class StepwiseDecoder(Decoder):
                 output, (hidden, cell) = self.lstm(x, (hidden.to(x.dtype), cell.to(x.dtype)))
             attention, context = self.attention(output.squeeze(1), memory)
             found.append((output.squeeze(1), context, attention))
-        steps = Steps(*(torch.stack(parts, dim=1) for parts in zip(*found, strict=True)))
+        steps = DecoderSteps(*(torch.stack(parts, dim=1) for parts in zip(*found, strict=True)))
         return steps, State(hidden, cell, context)
 
 
@@ -498,7 +498,9 @@ class Pointer(nn.Module):
         self.words = nn.Linear(features, vocabulary)
         self.gate = nn.Linear(features, 1)
 
-    def forward(self, steps: Steps, embedded: Tensor, memory: EncodedSources, target: Tensor) -> Tensor:
+    def forward(
+        self, steps: DecoderSteps, embedded: Tensor, memory: EncodedSources, target: Tensor
+    ) -> Tensor:
         features = torch.cat((steps.hidden, steps.context, embedded), dim=2)
         logits, gate = full_precision(self.words(features)), full_precision(self.gate(features)).squeeze(2)
         known = target < self.vocabulary
@@ -509,7 +511,7 @@ class Pointer(nn.Module):
         copied = (steps.attention * places).sum(2)
         return gate.sigmoid() * generated + (-gate).sigmoid() * copied
 
-    def distribution(self, steps: Steps, embedded: Tensor, memory: EncodedSources) -> Tensor:
+    def distribution(self, steps: DecoderSteps, embedded: Tensor, memory: EncodedSources) -> Tensor:
         """Probabilities of the vocabulary and of the source words not in it: (B, T, vocabulary + S), at least fp32.
 
         A source of S words has at most S such words, so the shape does not depend on the words.
@@ -525,7 +527,9 @@ class Pointer(nn.Module):
 class StepwisePointer(Pointer):
     """The same, computed from the whole distribution."""
 
-    def forward(self, steps: Steps, embedded: Tensor, memory: EncodedSources, target: Tensor) -> Tensor:
+    def forward(
+        self, steps: DecoderSteps, embedded: Tensor, memory: EncodedSources, target: Tensor
+    ) -> Tensor:
         return self.distribution(steps, embedded, memory).gather(2, target.unsqueeze(2)).squeeze(2)
 
 

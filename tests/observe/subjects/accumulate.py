@@ -2,12 +2,12 @@ import torch
 from common import data, net, report
 from torch.utils.data import DataLoader
 
-model = net()
+model = net(512, 2)
 optimizer = torch.optim.AdamW(model.parameters())
 scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
 steps = 0
 for epoch in range(6):
-    for number, (x, y) in enumerate(DataLoader(data(), batch_size=8, shuffle=True)):
+    for number, (x, y) in enumerate(DataLoader(data(8192), batch_size=256, shuffle=True)):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             loss = ((model(x) - y) ** 2).mean() / 4
         scaler.scale(loss).backward()

@@ -3,12 +3,12 @@
 import torch
 from common import net, report
 
-model = net()
+model = net(512, 2)
 optimizer = torch.optim.AdamW(model.parameters())
 
 
 def get_batch():
-    x = torch.randn(16, 8)
+    x = torch.randn(256, 8)
     return x, x.sum(1, keepdim=True)
 
 

@@ -10,8 +10,9 @@ torch.manual_seed(0)
 torch.set_num_threads(1)
 
 
-def net(width=32):
-    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 1))
+def net(width=32, deep=0):
+    inner = [layer for _ in range(deep) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(nn.Linear(8, width), nn.ReLU(), *inner, nn.Linear(width, 1))
 
 
 def data(items=256):
@@ -20,9 +21,9 @@ def data(items=256):
 
 
 def busy(seconds):
-    """Work of the interpreter, which never releases its lock."""
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
+    """Work of the interpreter, which never releases its lock: so much time of the processor."""
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
         for _ in range(200):
             pass
 

@@ -4,7 +4,7 @@ import torch
 from common import data, net, report
 from torch.utils.data import DataLoader
 
-model = net(256)
+model = net(512, 2)
 optimizer = torch.optim.AdamW(model.parameters())
 form = sys.argv[1]
 compute = model
@@ -22,7 +22,7 @@ if form == "function":
     loss_of = torch.compile(loss_of, backend="aot_eager")
 steps = 0
 for epoch in range(5):
-    for x, y in DataLoader(data(), batch_size=32):
+    for x, y in DataLoader(data(4096), batch_size=512):
         loss = loss_of(x, y)
         optimizer.zero_grad()
         loss.backward()

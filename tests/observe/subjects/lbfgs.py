@@ -1,9 +1,12 @@
 import torch
 from common import data, net, report
 
-model = net()
-optimizer = torch.optim.LBFGS(model.parameters(), max_iter=5)
-x, y = data().tensors
+model = net(32)
+optimizer = torch.optim.LBFGS(
+    model.parameters(), max_iter=20, history_size=100, tolerance_grad=0, tolerance_change=0
+)
+x, _ = data().tensors
+y = torch.randn(len(x), 1)
 
 
 def closure():

@@ -22,7 +22,7 @@ with tempfile.TemporaryDirectory() as folder:
         model.eval()
         with torch.no_grad():
             for x, y in held_out:
-                busy(0.02)
+                busy(0.04)
                 model(x)
         model.train()
         for number in range(40):

@@ -11,7 +11,7 @@ from ndd_engine.api.sources import configured_run
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_DONE, UsageError
 from ndd_engine.text import counted
-from ndd_engine.train.parallel.rank_place import Place, place
+from ndd_engine.train.parallel.rank_place import RankPlace, place
 from ndd_engine.train.request import RunRequest, preflight
 
 from .completion import run_names
@@ -92,7 +92,7 @@ def train(asked: Asked) -> int:
     return run_console(request, asked.ascii, rank_command())
 
 
-def _request(asked: Asked, here: Place | None) -> RunRequest | None:
+def _request(asked: Asked, here: RankPlace | None) -> RunRequest | None:
     """The run to train; None if it has finished. here: the rank that this process is. Raises UsageError."""
     overrides = {
         section: {key: value for key in keys if (value := getattr(asked, key)) is not None}

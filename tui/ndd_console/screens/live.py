@@ -103,7 +103,7 @@ class LiveScreen(KeyScreen):
         self.paint()
 
     def on_mount(self) -> None:
-        self._pace = Pace()  # of the thread that draws
+        self._pace = DrawPace()  # of the thread that draws
         self.set_interval(1 / self._refresh_hz, self.on_time)
 
     def on_screen_resume(self) -> None:
@@ -327,7 +327,7 @@ class LiveScreen(KeyScreen):
             self._leave(result)
 
 
-class Pace:
+class DrawPace:
     """Decides at every tick of a timer whether to draw. cpu: CPU seconds of the screen's thread."""
 
     def __init__(

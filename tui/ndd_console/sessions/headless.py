@@ -31,7 +31,7 @@ from ndd_engine.script.script_run import Script, ScriptRequest
 from ndd_engine.text import printable
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.started_ranks import StartedRanks
-from ndd_engine.train.training_run import Training
+from ndd_engine.train.training_run import TrainingRun
 
 STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
 # Seconds within which several SIGTERMs count as one.
@@ -44,7 +44,7 @@ def run_headless(request: RunRequest, as_json: bool) -> int:
     The status is that of the run, whether its output can be written or not. Where only a new process can train on, this
     one is replaced by it.
     """
-    training = Training(request)
+    training = TrainingRun(request)
     run = trained(partial(Run.open, training), request, as_json, training=training)
     if training.restarts:
         restart(request.root, (*training.goes_on, "--json" if as_json else "--headless"))
@@ -85,7 +85,7 @@ def trained(
     request: RunRequest,
     as_json: bool,
     *,
-    training: Training | None = None,
+    training: TrainingRun | None = None,
     signals: Signals | None = None,
     quiet: bool = False,
     logged: bool = True,
@@ -222,7 +222,7 @@ class Signals:
         self._requests.append(number)
         run = self._run
         # What others execute is ended by them.
-        most = 1 if run is None else 2 if isinstance(run.executor, Training) else sys.maxsize
+        most = 1 if run is None else 2 if isinstance(run.executor, TrainingRun) else sys.maxsize
         if self.impatient or len(self._requests) > most:
             os._exit(EXIT_INTERRUPTED if number == signal.SIGINT else 128 + number)
         if run is not None:

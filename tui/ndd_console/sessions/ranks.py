@@ -14,7 +14,7 @@ from typing import NoReturn, TypeVar
 
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
 from ndd_engine.text import printable
-from ndd_engine.train.parallel.rank_place import ENV_STOPPED, OtherRankError, Place, own_launcher
+from ndd_engine.train.parallel.rank_place import ENV_STOPPED, OtherRankError, RankPlace, own_launcher
 from ndd_engine.train.request import RunRequest
 
 from .headless import Signals, status_of, trained
@@ -35,7 +35,7 @@ def _while_listening(work: Callable[[], T]) -> T:
     return result.result()
 
 
-def run_rank(make: Callable[[], RunRequest | None], here: Place, as_json: bool) -> NoReturn:
+def run_rank(make: Callable[[], RunRequest | None], here: RankPlace, as_json: bool) -> NoReturn:
     """Train as a rank and end the process. make: the request; only rank 0 reports what is wrong with it."""
     if ENV_STOPPED in os.environ:
         os._exit(EXIT_DONE)

@@ -32,7 +32,7 @@ from ndd_engine.run.run import Run
 from ndd_engine.script.script_run import Script, ScriptRequest
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.started_ranks import StartedRanks
-from ndd_engine.train.training_run import Training
+from ndd_engine.train.training_run import TrainingRun
 from ndd_engine.wizard.proposals import BUDGET_S, Answers
 
 from .headless import pass_signals_on, reason_of
@@ -91,7 +91,7 @@ class Console:
         self.root = root
         self.can, self._ascii_only = capabilities(ascii_only), ascii_only
         self.run: Run | None = None
-        self._training: Training | None = None
+        self._training: TrainingRun | None = None
         self.engine: threading.Thread | None = None
         self.refresh_hz = 4.0
         self.on_hangup = "continue"
@@ -120,7 +120,7 @@ class Console:
         if config.parallel.ranks > 1:
             run = StartedRanks(request, command).open()  # its ranks write the log
         else:
-            self._training = Training(request)
+            self._training = TrainingRun(request)
             self._run_log = RunLog(partial(Run.open, self._training), config.log.headless_s, Output())
             run = self._run_log.run
         self.run = run

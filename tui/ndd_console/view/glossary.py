@@ -22,7 +22,7 @@ _GROUPS = {
     "status": {status_span(name)[0]: text for name, text in _STATUS_TEXT.items()},
     "steps and units": {
         "item": "one training example, such as a clip or a window",
-        "window": "an item cut from a longer text or signal",
+        "window": "part of a text or signal; in a record, some steps",
         "token": "a part of an item, such as a character or a sample",
         "micro-step": "forward and backward pass of one micro-batch",
         "2 micro 27.3": "2 micro-steps per step, of 27.3 ms each",

@@ -64,7 +64,7 @@ class WholeBatches(Dataset[Any]):
 class Collated(Dataset[Any]):
     """Returns a collated batch of a source's items for a list of indices, in this process or in a loader worker."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ItemSource) -> None:
         self.data, self.join = source.data, source.collate or default_collate
 
     def __len__(self) -> int:
@@ -114,7 +114,7 @@ def _sendable(error: Exception) -> bool:
 
 
 @dataclass(frozen=True)
-class Source:
+class ItemSource:
     """Items ready for a loader.
 
     gather: creates whole batches, or None (`data` and `collate` create them item by item). encoded: number of cached
@@ -143,7 +143,7 @@ def make_source(
     device: torch.device,
     epochs_differ: bool,
     tell: Callable[[str], None],
-) -> Source:
+) -> ItemSource:
     """The data as configured by `loader.cache`, `loader.placement` and `loader.fetch`.
 
     Raises UsageError if items cannot be cached, DoesNotFitError with the sizes if they do not fit.
@@ -184,11 +184,11 @@ def make_source(
         nbytes = gather.nbytes if gather is not None else item_bytes(data)
     if not place:
         used = None if loader.fetch == "item" else gather
-        return Source(data, collate, used, encoded, torch.device("cpu"), nbytes, gather)
+        return ItemSource(data, collate, used, encoded, torch.device("cpu"), nbytes, gather)
     _check_room('loader.placement "device"', nbytes or 0, device, str(device))
     if gather is not None:
         gather = gather.to(device)
-        return Source(cast(Any, gather), None, gather, encoded, device, gather.nbytes, gather)
+        return ItemSource(cast(Any, gather), None, gather, encoded, device, gather.nbytes, gather)
     # Items of different shapes are collated on the device.
     moved = map_tensors(data, lambda tensor: tensor.to(device))
     join = collate or default_collate
@@ -197,7 +197,7 @@ def make_source(
             'loader.placement "device" is not possible: this workload creates its batches on the host; '
             "use loader.cache = true to encode each item once there"
         )
-    return Source(moved, collate, None, encoded, device, nbytes)
+    return ItemSource(moved, collate, None, encoded, device, nbytes)
 
 
 def _gathering(data: Any) -> GatherDataset | None:

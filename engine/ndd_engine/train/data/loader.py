@@ -30,7 +30,7 @@ from ndd_engine.errors import TrainingError
 from ndd_engine.text import counted
 from ndd_engine.workloads.base import Batch, Collate, Order, Stream, Workload, item_count
 
-from .item_sources import Collated, EpochBatches, Source, WholeBatches, make_source
+from .item_sources import Collated, EpochBatches, ItemSource, WholeBatches, make_source
 from .order import ALONE, IndexOrder, Share, checksum, length, mixed
 from .streams import StreamOrder
 
@@ -226,7 +226,7 @@ class _Loaded:
 
     def __init__(
         self,
-        source: Source | StreamOrder,
+        source: ItemSource | StreamOrder,
         config: Config,
         pin: bool,
         workers: dict[str, Any],
@@ -267,7 +267,7 @@ class _Loaded:
             iterator = iter(self.loader)
             pids = worker_pids(iterator)
         else:
-            assert isinstance(self.source, Source)
+            assert isinstance(self.source, ItemSource)
             iterator = gathered(self.source, lists, self._pin)
         return self._looked(iterator, pids)
 
@@ -359,7 +359,7 @@ class Batches(_Loaded):
         """
         if isinstance(self.own, StreamOrder):
             return self.own.sample(items)
-        assert isinstance(self.source, Source)
+        assert isinstance(self.source, ItemSource)
         micro = self.sampler.micro
         self.sampler.set(0)
         lists = islice(self.sampler.tensors(), 1 if items is None else -(-items // micro))
@@ -537,7 +537,7 @@ def _as_it_is(batch: Batch) -> Batch:
     return batch
 
 
-def gathered(source: Source, lists: Iterator[Tensor], pin: bool) -> Iterator[Batch]:
+def gathered(source: ItemSource, lists: Iterator[Tensor], pin: bool) -> Iterator[Batch]:
     """One batch per list of indices, created in this process on the device that holds the data."""
     pin = pin and source.on.type == "cpu" and torch.cuda.is_available()
     items = Collated(source)

@@ -140,7 +140,7 @@ class HangWatch:
         self._main = threading.get_ident()
         self._moves = self._quiet = 0
         self._stopping = threading.Event()
-        self._listening: Listening | None = None
+        self._listening: StackRequests | None = None
         self._question = self._answered = self._told = ""
 
     def start(self) -> None:
@@ -152,7 +152,7 @@ class HangWatch:
         self._stopping = threading.Event()
         thread = threading.Thread(target=self._work, args=(self._stopping,), name="ndd-hang", daemon=True)
         thread.start()
-        self._listening = Listening(self._main, thread.native_id or 0)
+        self._listening = StackRequests(self._main, thread.native_id or 0)
         self._world.notes.put(f"{_LISTENS}/{self._world.rank}", json.dumps(self._listening.told))
 
     def stop(self) -> None:
@@ -330,7 +330,7 @@ def told_frames(stack: Sequence[Frame]) -> list[str]:
     return [words(frame["filename"], frame["line"], frame["name"]) for frame in stack[:KEPT]]
 
 
-class Listening:
+class StackRequests:
     """Lets other processes ask for the stack of a thread of this one.
 
     told: what they need for that; None where the signal is used for something else, or there is no such signal.

@@ -22,7 +22,7 @@ from ndd_engine.errors import TrainingError
 from ndd_engine.measure.functions import NEVER, FunctionProfiles
 from ndd_engine.measure.losses import first_bad
 from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock, Window, no_phase
-from ndd_engine.measure.stragglers import Comparison, compared_steps
+from ndd_engine.measure.stragglers import RankComparison, compared_steps
 from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, WindowEvent
 from ndd_engine.record.file import EventLog
 from ndd_engine.record.ranks import RankEvent
@@ -458,7 +458,7 @@ class Comparing:
     def __init__(
         self, run: RunDir, hosts: Sequence[str], strategy: str, put: Callable[[Event], None]
     ) -> None:
-        self._comparison = Comparison()
+        self._comparison = RankComparison()
         self._comparison.strategy, self._comparison.launched = strategy, len(hosts)
         for rank, host in enumerate(hosts):
             self._comparison.join(rank, host)

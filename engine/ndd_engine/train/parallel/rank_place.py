@@ -32,7 +32,7 @@ from ndd_engine.text import printable
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from ndd_engine.train.request import Ranks
+    from ndd_engine.train.request import OtherRanks
 
 
 # The folder of the run, set by `ndd-console train --ranks`, which reads the outcome from the record there.
@@ -56,7 +56,7 @@ class OtherRankError(NddError):
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlace:
     """rank of size ranks, local_rank of local_size on this host.
 
     restart: restarts of all ranks so far; restarts: how many the launcher allows. begun_t: when they first started, in
@@ -81,7 +81,7 @@ class Place:
         return max(usable // self.local_size, 1)
 
 
-def place() -> Place | None:
+def place() -> RankPlace | None:
     """The place of this process; None if it trains alone. Raises UsageError for values that make no sense."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
@@ -98,7 +98,7 @@ def place() -> Place | None:
         if name not in os.environ:
             raise UsageError(f"WORLD_SIZE={size}, but {name} is not set: start the ranks with torchrun")
     restart, restarts = _number("TORCHELASTIC_RESTART_COUNT", 0), _number("TORCHELASTIC_MAX_RESTARTS", 0)
-    return Place(rank, size, local_rank, local_size, restart, restarts)
+    return RankPlace(rank, size, local_rank, local_size, restart, restarts)
 
 
 def own_launcher() -> Path | None:
@@ -225,7 +225,7 @@ class StoreNotes:
 Notes = FolderNotes | StoreNotes
 
 
-def notes_of(store: Store, here: Place) -> Notes:
+def notes_of(store: Store, here: RankPlace) -> Notes:
     """The notes of the ranks since their last restart."""
     folder = os.environ.get(ENV_NOTES)
     return StoreNotes(store) if folder is None else FolderNotes(Path(folder) / str(here.restart))
@@ -260,12 +260,12 @@ class Cause:
     exit_status: int | None = None
 
 
-def introduce(ranks: Ranks) -> None:
+def introduce(ranks: OtherRanks) -> None:
     """Tell the other ranks which process this is."""
     ranks.notes.put(f"here/{ranks.place.rank}", json.dumps(asdict(Member.mine(ranks.place.rank))))
 
 
-def leave_cause(ranks: Ranks, cause: Cause, rank: int | None = None) -> Cause:
+def leave_cause(ranks: OtherRanks, cause: Cause, rank: int | None = None) -> Cause:
     """Tell the other ranks why a rank ends, by default this one; returns the cause."""
     rank = ranks.place.rank if rank is None else rank
     body = asdict(cause) | {"text": shortened(cause.text, LONGEST)}
@@ -274,18 +274,18 @@ def leave_cause(ranks: Ranks, cause: Cause, rank: int | None = None) -> Cause:
     return cause
 
 
-def first_over(ranks: Ranks) -> Cause | None:
+def first_over(ranks: OtherRanks) -> Cause | None:
     """Why another rank ended early, if one said so."""
     rank = ranks.notes.get("over")
     return None if rank is None or int(rank) == ranks.place.rank else _told(ranks.notes, int(rank))
 
 
-def other_over(ranks: Ranks) -> Cause | None:
+def other_over(ranks: OtherRanks) -> Cause | None:
     """Why another rank ended early: what one of them said, or that the process of one of this host is gone."""
-    return first_over(ranks) or Neighbours(ranks).gone()
+    return first_over(ranks) or HostRanks(ranks).gone()
 
 
-def others(ranks: Ranks, error: BaseException, text: str, place: str) -> Cause:
+def others(ranks: OtherRanks, error: BaseException, text: str, place: str) -> Cause:
     """The cause of an error: text, unless the error says that another rank is gone. Waits for its reason then.
 
     place: where this rank noticed, such as "at step 20 in backward".
@@ -296,7 +296,7 @@ def others(ranks: Ranks, error: BaseException, text: str, place: str) -> Cause:
     ranks.notes.put(f"noticed/{rank}", "")
     noticed = f"rank {rank} noticed {place}"
     deadline = time.monotonic() + PATIENCE_S
-    neighbours = Neighbours(ranks)
+    neighbours = HostRanks(ranks)
     while time.monotonic() < deadline:
         neighbours.gone()
         told = [cause for other in _others(ranks) if (cause := _told(ranks.notes, other)) is not None]
@@ -327,7 +327,7 @@ def _lost(error: BaseException) -> bool:
     return False
 
 
-def _silent(ranks: Ranks) -> str:
+def _silent(ranks: OtherRanks) -> str:
     """Which ranks have said nothing since this one noticed; those that live have noticed it as well by now."""
     notes = ranks.notes
     if notes.get(f"noticed/{ranks.place.rank}") is None:
@@ -343,7 +343,7 @@ def _silent(ranks: Ranks) -> str:
     return f"; no response since from {', '.join(named)}{more}"
 
 
-def _others(ranks: Ranks) -> Iterable[int]:
+def _others(ranks: OtherRanks) -> Iterable[int]:
     here = ranks.place
     return (rank for rank in range(here.size) if rank != here.rank)
 
@@ -362,10 +362,10 @@ def _told(notes: Notes, rank: int) -> Cause | None:
     return Cause(status, printable(text), False, bool(body["curable"]), body["exit_status"])
 
 
-class Neighbours:
+class HostRanks:
     """The other ranks of this host. One that was killed cannot say so."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: OtherRanks) -> None:
         self._ranks = ranks
         # Whose host is not known yet: launchers may deal out ranks to hosts in any order.
         self._unknown = set(_others(ranks))

@@ -45,11 +45,11 @@ from ndd_engine.text import counted, printable
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.data.order import checksum
 
-from .rank_place import Member, Notes, OtherRankError, Place, first_over, own_launcher
+from .rank_place import Member, Notes, OtherRankError, RankPlace, first_over, own_launcher
 from .strategy import GATHER
 
 if TYPE_CHECKING:
-    from ndd_engine.train.request import OpenRun, Ranks
+    from ndd_engine.train.request import OpenRun, OtherRanks
 
 
 # Rank 0 may choose a model size or read data for a while before it shares what it found.
@@ -74,7 +74,7 @@ class World:
     ranks in order.
     """
 
-    def __init__(self, place: Place, store: Store, notes: Notes, device: torch.device) -> None:
+    def __init__(self, place: RankPlace, store: Store, notes: Notes, device: torch.device) -> None:
         self.place, self.store, self.notes, self.device = place, store, notes, device
         self.control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
         self.exchange = Exchange(self.control)
@@ -99,7 +99,7 @@ class World:
         return [member.host for member in self.members]
 
     @classmethod
-    def join(cls, run: OpenRun, ranks: Ranks, device: torch.device) -> World:
+    def join(cls, run: OpenRun, ranks: OtherRanks, device: torch.device) -> World:
         """Meet the other ranks; waits for all of them. device: where this rank trains.
 
         Raises UsageError if two of them have the same GPU, or only some have one. Raises OtherRankError on other ranks
@@ -118,7 +118,7 @@ class World:
         return cls(place, ranks.store, ranks.notes, device)
 
 
-def _meet(run: OpenRun, ranks: Ranks, device: torch.device) -> None:
+def _meet(run: OpenRun, ranks: OtherRanks, device: torch.device) -> None:
     """Wait until all ranks are ready. torch would also wait for ranks that have failed, and despite a stop."""
     here, notes = ranks.place, ranks.notes
     notes.put(f"ready/{here.rank}", json.dumps(asdict(used(device))))
@@ -147,7 +147,7 @@ def _meet(run: OpenRun, ranks: Ranks, device: torch.device) -> None:
         raise OtherRankError(verdict, EXIT_USAGE)
 
 
-def connect(place: Place) -> tuple[Store, Place]:
+def connect(place: RankPlace) -> tuple[Store, RankPlace]:
     """The store of the ranks, and the place with what the ranks know of restarts; waits for all ranks.
 
     Raises NddError if the store cannot be reached.
@@ -180,7 +180,7 @@ def connect(place: Place) -> tuple[Store, Place]:
 
 
 @contextlib.contextmanager
-def _patient(place: Place, text: str) -> Iterator[None]:
+def _patient(place: RankPlace, text: str) -> Iterator[None]:
     """If it takes long, the first rank of a host says on standard error what it waits for: no run can record it yet."""
     timer = threading.Timer(MISSING_S, lambda: sys.stderr.write(f"ndd-console: {text}\n"))
     timer.daemon = True
@@ -192,7 +192,7 @@ def _patient(place: Place, text: str) -> Iterator[None]:
         timer.cancel()
 
 
-def _attempt(store: Store, place: Place) -> int:
+def _attempt(store: Store, place: RankPlace) -> int:
     """The number of this start of all ranks, from 1 on, which rank 0 tells to the others.
 
     After a restart the store may still have what the ranks before have left. TORCHELASTIC_RESTART_COUNT does not set
@@ -228,7 +228,7 @@ def _attempt(store: Store, place: Place) -> int:
     return attempt
 
 
-def from_first(store: Store, place: Place, key: str, make: Callable[[], Any]) -> Any:
+def from_first(store: Store, place: RankPlace, key: str, make: Callable[[], Any]) -> Any:
     """What rank 0 makes, on all ranks; JSON values. If rank 0 raises, the others raise OtherRankError."""
     if not place.first:
         try:
@@ -247,7 +247,7 @@ def from_first(store: Store, place: Place, key: str, make: Callable[[], Any]) ->
     return value
 
 
-def from_others(store: Store, place: Place, key: str, make: Callable[[], T]) -> T | None:
+def from_others(store: Store, place: RankPlace, key: str, make: Callable[[], T]) -> T | None:
     """What this rank makes, None on rank 0, which waits for the others and raises UsageError if one of them failed."""
     if place.first:
         for rank in range(1, place.size):
@@ -265,7 +265,7 @@ def from_others(store: Store, place: Place, key: str, make: Callable[[], T]) -> 
 
 
 @dataclass(frozen=True)
-class Failure:
+class RankFailure:
     """An error of one rank, for all of them. kind: the type to raise. number: errno of an OSError."""
 
     kind: type[Exception]
@@ -277,7 +277,7 @@ class Failure:
         return OSError(self.number, self.text) if self.kind is OSError else self.kind(self.text)
 
 
-def failure_of(error: Exception, rank: int) -> Failure:
+def failure_of(error: Exception, rank: int) -> RankFailure:
     """What the other ranks raise: an OSError with rank, file and reason, an error of the user as it is."""
     who = f"rank {rank} on {printable(socket.gethostname())}"
     if isinstance(error, OSError):
@@ -285,11 +285,11 @@ def failure_of(error: Exception, rank: int) -> Failure:
         limit = limit_of(error)
         text = f"{who}: {file}{limit or error.strerror or said(error)}"
         # The limits of another process are not those that the reader of the number would look up.
-        return Failure(OSError, text, errno.EIO if limit else error.errno or errno.EIO)
+        return RankFailure(OSError, text, errno.EIO if limit else error.errno or errno.EIO)
     for kind in (CheckpointError, UsageError):
         if isinstance(error, kind):
-            return Failure(kind, str(error))
-    return Failure(TrainingError, f"{who}: {error if isinstance(error, NddError) else said(error)}")
+            return RankFailure(kind, str(error))
+    return RankFailure(TrainingError, f"{who}: {error if isinstance(error, NddError) else said(error)}")
 
 
 class Exchange:
@@ -318,7 +318,7 @@ class Exchange:
             buffer = bytearray(int(length))
         dist.broadcast(torch.frombuffer(buffer, dtype=torch.uint8), self._first, self._group)
         found = pickle.loads(buffer)
-        if isinstance(found, Failure):
+        if isinstance(found, RankFailure):
             raise found.raised() from failed
         return found  # type: ignore[no-any-return]
 
@@ -327,7 +327,7 @@ class Exchange:
         outcome, failed = self._tried(work)
         found: list[Any] = self.everywhere(outcome)
         for each in found:
-            if isinstance(each, Failure):
+            if isinstance(each, RankFailure):
                 raise each.raised() from failed
         return found if self.leads else []
 
@@ -347,14 +347,14 @@ class Exchange:
         """The own element of the results of `work`, which runs on rank 0. All ranks raise the error that it raises."""
         return self.from_first(work)[self.rank]
 
-    def _tried(self, work: Callable[[], T]) -> tuple[T | Failure, BaseException | None]:
+    def _tried(self, work: Callable[[], T]) -> tuple[T | RankFailure, BaseException | None]:
         try:
             return work(), None
         except Exception as error:  # noqa: BLE001  the other ranks have to learn of it
             return failure_of(error, self.rank), error
 
 
-def device_of(asked: str, place: Place) -> str:
+def device_of(asked: str, place: RankPlace) -> str:
     """The device of a rank: with several on a host, each has a GPU of its own. Raises UsageError if it has none.
 
     asked: run.device.
