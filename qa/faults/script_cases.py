@@ -106,8 +106,8 @@ FAULTS = (
         for fault, causes, levels, function in (
             ("data", ("data-wait",), (2, 10), "work, called by Items.__getitem__"),
             ("leak", ("leak",), (0.5, 2), "frameworks.py"),
-            ("not-finite", ("not-finite",), (1, 4), "input x"),
-            ("evaluation", ("evaluation",), (2, 10), "metric"),
+            ("not-finite", ("not-finite",), (1, 4), "NaN in column 3"),
+            ("evaluation", ("evaluation",), (2, 10), "in work"),
             ("logging", ("logging",), (1, 4), ""),
             ("restart", ("worker-restart",), (2, 8), ""),
         )
