@@ -227,20 +227,20 @@ FAULTS: list[Case] = [
     ),
     *three(
         "not-finite",
-        "a gradient scaler skips one of 16 updates, one of 4, and all of them, since a column of the input is NaN",
+        "a gradient scaler skips one of 16 updates, one of 4, and all of them, since a gradient is infinite",
         [(OWN, (f"workload.options.every={every}",)) for every in (16, 4, 1)],
         # On a CPU, matrix products in fp16 are slow.
         sets=[
             "batch.micro=8",
             "run.threads=1",
             "precision.amp=fp16",
-            "workload.options.what=1",
+            "workload.options.what=3",
             "workload.options.first=10",
         ],
         cure=["workload.options.what=0"],
         factory="damaged",
         proved=False,
-        place="input",
+        place="updates skipped",
         variant="skipped",
     ),
     *three(
@@ -284,7 +284,13 @@ FAULTS: list[Case] = [
         "short-epochs",
         "epochs of 12, 6 and 3 steps, whose first batch a persistent worker makes while the model waits",
         [(OWN, (f"workload.options.items={4 * steps}",)) for steps in (12, 6, 3)],
-        sets=["batch.micro=4", "run.threads=1", "workload.options.latency_ms=4", "loader.workers=1"],
+        sets=[
+            "batch.micro=4",
+            "run.threads=1",
+            "workload.options.latency_ms=4",
+            "workload.options.rows=256",
+            "loader.workers=1",
+        ],
         cure=["workload.options.items=4096"],
         factory="storage",
         proved=False,

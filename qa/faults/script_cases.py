@@ -58,8 +58,8 @@ FAULTS = (
     Fault("not-finite", ("not-finite",), (1, 4), "input x"),
     Fault("python-objects", ("worker-memory",), (4, 10)),
     Fault("evaluation-keeps", ("evaluation-memory", "evaluation"), (10, 40)),
-    Fault("checkpoint-copies", ("checkpoint-memory",), (20, 60)),
-    Fault("recompile", ("recompile",), (6, 1000), "weighed"),
+    Fault("checkpoint-copies", ("checkpoint-memory", "checkpoint"), (20, 60)),
+    Fault("recompile", ("recompile",), (7, 1000), "weighed"),
     Fault("dense-embedding", ("dense-embedding",), (2, 10), "WithIds.table"),
     Fault("denormals", ("denormals",), (2, 10)),
     Fault("retain-graph", ("retain-graph",), (1, 4), "planted.py"),
@@ -74,7 +74,7 @@ FAULTS = (
     Fault("garbage", ("gc",), (2, 10)),
     Fault("anomaly", ("anomaly",), (6, 24)),
     Fault("straggler", ("straggler",), (5, 20), "augment", ranks=2),
-    Fault("skew", ("skew",), (5, 20), ranks=2),
+    Fault("skew", ("skew",), (4, 16), ranks=2),
     Fault("exchange", ("exchange",), (2, 8), ranks=2),
     *(
         Fault(name, ("slowing",), levels, function, script=SLOWING)
@@ -88,7 +88,7 @@ FAULTS = (
             ("parameters", (20, 60), "parameters in SGD"),
         )
     ),
-    Fault("piles-up", ("piling-up",), (1, 4), "hooks of block.1", script=SLOWING),
+    Fault("piles-up", ("piling-up", "slowing"), (1, 4), "hooks of block.1", script=SLOWING),
     Fault("fork-threads", ("hang",), (1, 2), "__getitem__", script=HANGS),
     Fault("fork-lock", ("hang",), (1, 2), "__getitem__", script=HANGS),
     Fault("full-queue", ("hang",), (1, 2), "aside", script=HANGS),

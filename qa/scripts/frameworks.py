@@ -127,6 +127,13 @@ def train_with_trainer() -> None:
         def on_step_end(self, _args: Any, _state: Any, control: Any, **_more: Any) -> None:
             control.should_training_stop = time.perf_counter() - self.begin > SECONDS
 
+    class Logs(transformers.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *given: Any, **more: Any) -> Any:
+            found = super().compute_loss(model, inputs, *given, **more)
+            for number in range(int(12 * LEVEL) if FAULT == "logging" else 0):
+                self.log({f"metric_{number}": 1.0})
+            return found
+
     often = FAULT == "logging" and LEVEL > 0
     arguments = transformers.TrainingArguments(
         output_dir="out", max_steps=1_000_000, per_device_train_batch_size=BATCH, per_device_eval_batch_size=BATCH,
@@ -135,7 +142,7 @@ def train_with_trainer() -> None:
         dataloader_num_workers=int(FAULT == "restart"), eval_strategy="steps" if FAULT == "evaluation" else "no",
         eval_steps=EVERY,
     )  # fmt: skip
-    trainer = transformers.Trainer(
+    trainer = Logs(
         model=Net(), args=arguments, train_dataset=TRAIN, eval_dataset=EVALUATED, callbacks=[Stop()],
         compute_metrics=lambda output: {"score": metric(output)},
     )  # fmt: skip

@@ -124,11 +124,11 @@ def collate(items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
 
 
-def get_batch(data: Items) -> tuple[Tensor, Tensor]:
+def get_batch(data: Items, step: int) -> tuple[Tensor, Tensor]:
     if FAULT == "slow-batch":
         work(MS or LITTLE)
-    index = torch.randint(len(data), (BATCH,))
-    return data.x[index], data.y[index]
+    place = step * BATCH % len(data)
+    return data.x[place : place + BATCH], data.y[place : place + BATCH]
 
 
 def generate(data: Items) -> Iterator[tuple[Tensor, Tensor]]:
@@ -166,6 +166,18 @@ class WithIds(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         ids = torch.randint(self.table.num_embeddings, (len(x),))
         found: Tensor = self.body(x + self.table(ids))
+        return found
+
+
+class WithScales(nn.Module):
+    """A model with many small parameters."""
+
+    def __init__(self, body: nn.Module, count: int) -> None:
+        super().__init__()
+        self.scales, self.body = nn.ParameterList(torch.zeros(64) for _ in range(count)), body
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.body(x * (1 + torch.stack(list(self.scales)).sum(0)))
         return found
 
 
@@ -235,12 +247,18 @@ def checkpoint(model: nn.Module, step: int) -> None:
             torch.save([state, *copies], file)
 
 
-def augment(x: Tensor, step: int) -> Tensor:
+def augment(x: Tensor) -> Tensor:
     """What the data of one rank needs, and that of the others does not; in the twin, that of all ranks."""
-    late = {"straggler": RANK == 1, "skew": step // 2 % 2 == RANK}.get(FAULT)
-    if late or (late is not None and MS == 0):
+    if FAULT == "straggler" and (RANK == 1 or MS == 0):
         work(MS or 2)
     return x
+
+
+def times(step: int) -> int:
+    """How often the batch is repeated: by another rank in each second step, or to make a graph larger."""
+    if planted("retain-graph") or (FAULT == "skew" and (MS == 0 or step // 2 % 2 == RANK)):
+        return int(MS or 2)
+    return 1
 
 
 def backward(loss: Tensor) -> None:
@@ -272,6 +290,8 @@ def net() -> nn.Module:
     for _ in range(int(MS or 12) if FAULT == "anomaly" else 2):
         layers += [nn.Linear(width(), width()), nn.ReLU()]
     model = nn.Sequential(*layers, nn.Linear(width(), 1))
+    if FAULT in ("optimizer-loop", "clip"):
+        return WithScales(model, int((MS or 0.5) * 40))
     return WithIds(model, int((MS or 2) * 20_000)) if FAULT == "dense-embedding" else model
 
 
@@ -282,9 +302,7 @@ def main() -> None:
     if RANKS > 1:
         dist.init_process_group("gloo")
         model = nn.parallel.DistributedDataParallel(model)
-    looped = FAULT in ("optimizer-loop", "clip")
-    extra = nn.ParameterList(torch.zeros(8) for _ in range(int((MS or 0.5) * 40) if looped else 0))
-    parameters = [*model.parameters(), *extra]
+    parameters = list(model.parameters())
     tiny = nn.Parameter(torch.zeros(int((MS or 2) * 100_000) if FAULT == "denormals" else 0))
     if FAULT == "optimizer-loop":
         way = {"foreach": False} if MS else {"fused": True}
@@ -307,14 +325,11 @@ def main() -> None:
     step = 0
     while not over(step, begin):
         torch.autograd.set_detect_anomaly(planted("anomaly") or (is_twin("anomaly") and step < 5))
-        x, y = next(batches) if FAULT in LOADED else get_batch(data)
-        if planted("retain-graph"):
-            x, y = x.repeat(int(MS), 1), y.repeat(int(MS), 1)
+        x, y = next(batches) if FAULT in LOADED else get_batch(data, step)
+        x, y = x.repeat(times(step), 1), y.repeat(times(step), 1)
         optimizer.zero_grad()
         x = damaged(x, step)
-        loss = nn.functional.mse_loss(model(augment(x, step)), y)
-        if extra:
-            loss = loss + sum(p.sum() for p in extra) * 0.0
+        loss = nn.functional.mse_loss(model(augment(x)), y)
         if FAULT == "denormals":
             loss = loss + tiny.sum() * (1e-20 if MS else 1.0)  # the squares of its gradients are denormal
         backward(scaler.scale(loss))
@@ -337,7 +352,7 @@ def main() -> None:
             evaluate_at_once(model, data)
         if FAULT == "leak":
             kept.append(torch.ones(int((MS or 0.5) * (1 << 16))))
-        if FAULT == "recompile":
+        if FAULT == "recompile" and step % 4 == 0:
             weighed(loss.detach(), step % int(MS or 1))
         if each:
             parts.append([[] for _ in range(each)])

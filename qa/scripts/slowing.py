@@ -86,7 +86,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=KIND == "piles-up")
     state = torch.zeros(64, WIDTH)
     losses: list[float] | deque[float] = deque(maxlen=2000) if KIND == "sorts" and not US else []
     history: list[dict[str, float]] = []
