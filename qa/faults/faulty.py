@@ -240,6 +240,7 @@ FAULTS: list[Case] = [
         cure=["workload.options.what=0"],
         factory="damaged",
         proved=False,
+        seconds=14.0,
         place="updates skipped",
         variant="skipped",
     ),
@@ -282,12 +283,12 @@ FAULTS: list[Case] = [
     ),
     *three(
         "short-epochs",
-        "epochs of 12, 6 and 3 steps, whose first batch a persistent worker makes while the model waits",
-        [(OWN, (f"workload.options.items={4 * steps}",)) for steps in (12, 6, 3)],
+        "epochs of 8, 4 and 2 steps, whose first batch a persistent worker makes while the model waits",
+        [(OWN, (f"workload.options.items={4 * steps}",)) for steps in (8, 4, 2)],
         sets=[
             "batch.micro=4",
             "run.threads=1",
-            "workload.options.latency_ms=4",
+            "workload.options.latency_ms=20",
             "workload.options.rows=256",
             "loader.workers=1",
         ],

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from ndd_engine.diagnose import ENDINGS
 
+# Of training, until what holds growing memory is known.
+GROWS_S = 25.0
 HANGS, SLOWING, FRAMEWORKS = "hangs.py", "slowing.py", "frameworks.py"
 # Causes that accuse an innocent script in any place, since they cost no time.
 HAZARDS = frozenset({
@@ -28,7 +30,8 @@ class Fault:
     """causes: the right ones. levels: low and high. function: that a finding must name, "" if there is none.
 
     ranks: of the script, under torchrun if there are several. script: in which it is planted; hangs.py may fail.
-    package: that the script needs. busy: whether it is planted beside the script, as so many other processes.
+    package: that the script needs. busy: whether it is planted beside the script, as so many other processes. seconds:
+    of training.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Fault:
     script: str = "planted.py"
     package: str = ""
     busy: bool = False
+    seconds: float = 14.0
 
 
 FAULTS = (
@@ -54,7 +58,7 @@ FAULTS = (
     Fault("iterator-restart", ("iterator-restart",), (2, 10), "planted.py"),
     Fault("short-epochs", ("short-epochs",), (2, 10)),
     Fault("repeated-items", ("repeated-items",), (2, 4), "Stream.__iter__"),
-    Fault("leak", ("leak",), (0.5, 1), "planted.py"),
+    Fault("leak", ("leak",), (0.5, 1), "planted.py", seconds=GROWS_S),
     Fault("not-finite", ("not-finite",), (1, 4), "input x"),
     Fault("python-objects", ("worker-memory",), (4, 10)),
     Fault("evaluation-keeps", ("evaluation-memory", "evaluation"), (10, 40)),
@@ -101,7 +105,10 @@ FAULTS = (
     Fault("kept-tensors", ("open-files",), (1, 2), "hangs.py", script=HANGS),
     Fault("kept-files", ("open-files",), (1, 10), "hangs.py", script=HANGS),
     *(
-        Fault(f"{name}-{fault}", causes, levels, function, script=FRAMEWORKS, package=package)
+        Fault(
+            f"{name}-{fault}", causes, levels, function, script=FRAMEWORKS, package=package,
+            seconds=GROWS_S if fault == "leak" else 14.0,
+        )  # fmt: skip
         for name, package in (("lightning", "lightning"), ("trainer", "transformers"))
         for fault, causes, levels, function in (
             ("data", ("data-wait",), (2, 10), "work, called by Items.__getitem__"),

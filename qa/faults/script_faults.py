@@ -220,8 +220,8 @@ def _observed(folder: Path, fault: Fault, level: float, options: Options) -> lis
     beside = neighbours(int(level), 0 if level else 3) if fault.busy else nullcontext()
     with beside:
         return observe(
-            folder, fault.script, fault.name, f"{level:g}", ranks=fault.ranks, seconds=_seconds(options),
-            python=python,
+            folder, fault.script, fault.name, f"{level:g}", ranks=fault.ranks,
+            seconds=_seconds(options, fault.seconds), python=python,
         )  # fmt: skip
 
 
@@ -248,9 +248,9 @@ def _durations(options: Options, counts: Counts) -> Table:
     return table
 
 
-def _seconds(options: Options) -> float:
+def _seconds(options: Options, usual: float = 14.0) -> float:
     """The training of a case."""
-    return options.seconds(14.0, 14.0, least=1.5)
+    return options.seconds(usual, usual, least=1.5)
 
 
 def observe(
