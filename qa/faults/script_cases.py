@@ -106,9 +106,14 @@ FAULTS = (
     Fault("kept-files", ("open-files",), (1, 10), "hangs.py", script=HANGS),
     *(
         Fault(
-            f"{name}-{fault}", causes, levels, function, script=FRAMEWORKS, package=package,
+            f"{name}-{fault}",
+            causes,
+            levels,
+            function,
+            script=FRAMEWORKS,
+            package=package,
             seconds=GROWS_S if fault == "leak" else 14.0,
-        )  # fmt: skip
+        )
         for name, package in (("lightning", "lightning"), ("trainer", "transformers"))
         for fault, causes, levels, function in (
             ("data", ("data-wait",), (2, 10), "work, called by Items.__getitem__"),
@@ -119,7 +124,7 @@ FAULTS = (
             ("restart", ("worker-restart",), (2, 8), ""),
         )
     ),
-)  # fmt: skip
+)
 # Causes that a script can have, and that nothing plants here.
 UNPLANTED = {
     "quota": "wants a control group with a quota",
