@@ -57,7 +57,9 @@ def width() -> int:
     """Of the model. Batches are made in time for a large one."""
     if FAULT == "exchange":
         return int(MS * 256) or 64
-    return 64 if FAULT == "anomaly" else 1024 if FAULT in LOADED and MS == 0 and RANKS == 1 else 320
+    if FAULT in (*LOADED, "clip") and MS == 0 and RANKS == 1:
+        return 1024
+    return 64 if FAULT == "anomaly" else 320
 
 
 def damaged(x: Tensor, step: int) -> Tensor:
@@ -326,7 +328,8 @@ def main() -> None:
     while not over(step, begin):
         torch.autograd.set_detect_anomaly(planted("anomaly") or (is_twin("anomaly") and step < 5))
         x, y = next(batches) if FAULT in LOADED else get_batch(data, step)
-        x, y = x.repeat(times(step), 1), y.repeat(times(step), 1)
+        if (count := times(step)) > 1:
+            x, y = x.repeat(count, 1), y.repeat(count, 1)
         optimizer.zero_grad()
         x = damaged(x, step)
         loss = nn.functional.mse_loss(model(augment(x)), y)
