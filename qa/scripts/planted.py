@@ -56,7 +56,7 @@ def due(name: str, step: int, every: int = 100) -> bool:
 def width() -> int:
     """Of the model. Batches are made in time for a large one."""
     if FAULT == "exchange":
-        return int(MS * 256) or 64
+        return int(MS * 256) or 320
     if FAULT in (*LOADED, "clip") and MS == 0 and RANKS == 1:
         return 1024
     return 64 if FAULT == "anomaly" else 320
@@ -257,7 +257,9 @@ def augment(x: Tensor) -> Tensor:
 
 
 def times(step: int) -> int:
-    """How often the batch is repeated: by another rank in each second step, or to make a graph larger."""
+    """How often the batch is repeated: by another rank in each second step, or to make a step longer."""
+    if is_twin("exchange"):
+        return 16
     if planted("retain-graph") or (FAULT == "skew" and (MS == 0 or step // 2 % 2 == RANK)):
         return int(MS or 2)
     return 1

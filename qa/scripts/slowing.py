@@ -21,7 +21,7 @@ KIND, US = sys.argv[1], float(sys.argv[2])
 SECONDS = float(os.environ.get("SCRIPT_S", "1e9"))
 WIDTH = 256
 HANDLER = logging.Handler()
-HANDLER.emit = lambda record: time.sleep(US * 1e-6)  # type: ignore[method-assign]
+HANDLER.emit = lambda record: time.sleep(US * 1e-6) if US else None  # type: ignore[method-assign]
 LOG = logging.getLogger("train")
 
 
