@@ -4,7 +4,8 @@
 #   make serve   set up and list the screens; with SCREEN=live, open one with recorded data
 # Others: test-all (also the tests that take seconds each), test-slow (more cases, and those that take longer),
 # test-textual (the UI tests with the lowest and the highest Textual), test-extras (every optional dependency,
-# installed and used), test-versions (scripts of other Pythons and versions of torch, in environments of their own), docs, dist, bench, faults (planted faults, about 70 minutes), hostile (damaged files, kills,
+# installed and used), test-versions (scripts of other Pythons and versions of torch, in environments of their own),
+# docs, dist, bench, faults (planted faults, over 70 minutes), hostile (damaged files, kills,
 # limits, fuzzed input), gpu (measures a machine with an NVIDIA GPU in an hour, ARGS=--quick in 15 minutes), screenshots.
 
 PYTHON ?= python3

@@ -13,7 +13,6 @@ from types import ModuleType
 from ndd_engine.config.workload_sections import WORKLOADS
 
 from .common import Environment, Options, add_output, command_line, report, say, write
-from .switching import CASES
 
 # The name of a benchmark, and its module.
 NAMES = {
@@ -76,10 +75,12 @@ def main() -> int:
         help="observe: also whole runs, bare, under `ndd-console run` and under traceml, whose Python this is",
     )  # fmt: skip
     parser.add_argument(
-        "--only", action="append", default=[],
-        choices=("requests", "stops", "kills", "launcher", "hangs", "leaves", *CASES),
-        metavar="CASE", help=f"limit ranks_faults to this case, or switching to this key: {', '.join(CASES)}; may be "
-        "repeated",
+        "--only", action="append", default=[], metavar="CASE",
+        help="limit ranks_faults, script_faults, others or switching to this case, part or key; may be repeated",
+    )  # fmt: skip
+    parser.add_argument(
+        "--python", default="", metavar="PYTHON",
+        help="script_faults: the Python of the scripts of Lightning and Trainer (default: this one)",
     )  # fmt: skip
     add_output(parser, "<name>")
     given = parser.parse_args()
@@ -88,18 +89,26 @@ def main() -> int:
         parser.error(f"unknown benchmark {', '.join(unknown)}; allowed: {', '.join(NAMES)}")
     if given.pairs is not None and given.pairs < 2 and given.names != ["switching"]:
         parser.error("--pairs has to be at least 2, one pair in each order")
-    if given.traceml and shutil.which(given.traceml) is None:
-        parser.error(
-            f"--traceml {given.traceml}: no such program; give the Python of an environment with traceml-ai"
-        )
+    for option, program, package in (
+        ("--traceml", given.traceml, "traceml-ai"),
+        ("--python", given.python, "lightning and transformers"),
+    ):
+        if program and shutil.which(program) is None:
+            parser.error(
+                f"{option} {program}: no such program; give the Python of an environment with {package}"
+            )
+    if given.only:
+        allowed = [one for name in given.names or NAMES for one in getattr(_module(name), "ONLY", ())]
+        if strange := [one for one in given.only if one not in allowed]:
+            parser.error(f"--only {', '.join(strange)}: unknown; allowed: {', '.join(allowed) or 'none'}")
     options = Options(
         given.effort, given.device, tuple(given.workload), given.pairs, given.real, given.keep, given.traceml,
-        tuple(given.only),
+        tuple(given.only), given.python,
     )  # fmt: skip
     failed: list[str] = []
     texts: list[str] = []
     for name in given.names or NAMES:
-        module = importlib.import_module(NAMES[name])
+        module = _module(name)
         try:
             text = _carry_out(name, module, options)
         except Exception:  # noqa: BLE001  continue with the others
@@ -114,6 +123,10 @@ def main() -> int:
     if given.output:
         write("\n".join(texts), given.output)
     return 1 if failed else 0
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(NAMES[name])
 
 
 def _carry_out(name: str, module: ModuleType, options: Options) -> str:

@@ -39,7 +39,8 @@ class Options:
     device: as in run.device.
     workloads: to measure, () for all. pairs: of blocks per ratio in rivals and best; None: as many as fit their time.
     real: number of real A/A trials in intervals. keep: folder of their results, which a further call adds to.
-    traceml: a Python with torch and traceml-ai, for observe; "" for none. only: cases of ranks_faults, () for all.
+    traceml: a Python with torch and traceml-ai, for observe; "" for none. only: parts and cases of
+    ranks_faults and script_faults, () for all. python: that of the scripts of frameworks, "" for this one.
     """
 
     effort: str = "full"
@@ -50,6 +51,7 @@ class Options:
     keep: str = ""
     traceml: str = ""
     only: tuple[str, ...] = ()
+    python: str = ""
 
     def wants(self, workload: str) -> bool:
         """Whether to measure this workload."""
@@ -286,12 +288,16 @@ Cells = tuple[str, ...]
 
 @dataclass
 class Table:
-    """Rows of text under columns, and notes below. The first column is of words, the others of figures."""
+    """Rows of text under columns, and notes below. The first column is of words, the others of figures.
+
+    markdown: whether it is printed as Markdown, to be copied.
+    """
 
     title: str
     columns: Cells
     rows: list[Cells] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    markdown: bool = False
 
     def add(self, *cells: str) -> None:
         """One row; missing cells at its end are empty."""
@@ -307,7 +313,10 @@ class Table:
             self.notes.append(text)
 
     def lines(self) -> list[str]:
-        """Aligned lines, without empty columns."""
+        """Aligned lines, without empty columns; of Markdown with all of them."""
+        if self.markdown:
+            grid = [self.columns, ("---",) * len(self.columns), *self.rows]
+            return [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in grid] + self._notes()
         used = [
             index for index in range(len(self.columns)) if index == 0 or any(row[index] for row in self.rows)
         ]
@@ -318,7 +327,10 @@ class Table:
             figures = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
             out.append("  ".join([row[0].ljust(widths[0]), *figures]).rstrip())
         out.insert(1, "  ".join("-" * width for width in widths))
-        return out + [f"* {note}" for note in self.notes]
+        return out + self._notes()
+
+    def _notes(self) -> list[str]:
+        return [f"* {note}" for note in self.notes]
 
 
 TARGETS: Cells = ("figure", "found", "target", "")

@@ -36,6 +36,8 @@ CASES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "log.every_steps": ("eeg", (ENDLESS, "log.every_steps=1000"), ("log.every_steps=1",)),
     "log.window_s": ("eeg", (ENDLESS,), ("log.window_s=0",)),
 }
+# Cases that --only knows.
+ONLY = tuple(CASES)
 _OF_A_GPU = "concerns copies to a GPU"
 _NO_STEP = "no step of a trial depends on it"
 # The other keys that one process switches.

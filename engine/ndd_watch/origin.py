@@ -5,7 +5,7 @@ that returns is heard, in the order of the computation, and the tensors of modul
 user's own functions are reduced to their smallest and largest value. On a GPU this waits for the device. Nothing of
 the script is kept.
 
-Only NaN and +inf count: -inf alone is what masks of attention are filled with.
+Only NaN and +inf count, except in the loss: -inf alone is what masks of attention are filled with.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class Origin:
 
     def loss(self, loss: Any, frame: Any) -> None:
         """A backward pass begins. frame: of torch's function."""
-        if self.found or not self._is_bad(loss):
+        if self.found or not self._is_bad(loss, is_loss=True):
             return
         self.found = self.known(loss, frame)
         if not (self.found or self._damaged):
@@ -267,8 +267,8 @@ class Origin:
     def _first_bad(self, value: Any) -> Any:
         return next((one for one in self._looks.tensors(value) if self._is_bad(one)), None)
 
-    def _is_bad(self, tensor: Any) -> bool:
-        """Whether a tensor has NaN or +inf."""
+    def _is_bad(self, tensor: Any, is_loss: bool = False) -> bool:
+        """Whether a tensor has NaN or +inf; of one value that is a loss also -inf."""
         torch = self._torch
         with self._looks.silent():
             plain = tensor.is_floating_point() and not tensor.is_nested and tensor.layout is torch.strided
@@ -284,6 +284,8 @@ class Origin:
             if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
                 return False
             highest = float(tensor.detach().amax().item())
+            if is_loss and self._looks.elements(tensor) == 1:
+                highest = abs(highest)
         return not highest < math.inf
 
     def _largest(self, values: Any) -> float:

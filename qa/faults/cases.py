@@ -37,7 +37,8 @@ class Case:
     own workload), () if settings cannot. suspects: causes that must not be reported for an innocent. busy, asleep:
     number of processes alongside the run. seconds: of training before the diagnosis. trial_s: minimum for a trial, if
     sides take long to start. to_end: diagnose after the end of the run. proved: whether the cure increases speed, which
-    a trial can measure.
+    a trial can measure. place: that the finding has to name, "" if there is none. fails: whether the fault ends the
+    run. variant: tells cases of the same fault and workload apart.
     """
 
     kind: Kind
@@ -55,6 +56,9 @@ class Case:
     trial_s: float = 0.0
     to_end: bool = False
     proved: bool = True
+    place: str = ""
+    fails: bool = False
+    variant: str = ""
 
     @property
     def truth(self) -> str:
@@ -65,7 +69,8 @@ class Case:
     def name(self) -> str:
         """Unique, and usable as a file name."""
         severity = f"-{self.severity}" if self.severity else ""
-        return f"{self.kind}-{self.fault}{severity}-{self.workload}"
+        variant = f"-{self.variant}" if self.variant else ""
+        return f"{self.kind}-{self.fault}{severity}-{self.workload}{variant}"
 
     @property
     def workload_name(self) -> str:

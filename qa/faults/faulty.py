@@ -22,6 +22,7 @@ SUMMARISE = (
 
 SHORT_PAIRS = (*SUMMARISE, "batch.sequence=48", "workload.target=16")
 OWN_BATCH = ("batch.micro=256",)
+SHORT_STEPS = ("batch.micro=64", "run.threads=1")
 
 # Clips that change every epoch cannot be cached: there, a loader worker is no fault.
 CHANGING = ("workload.size=tiny", "workload.augment=true", "batch.micro=8", "run.threads=1")
@@ -210,6 +211,90 @@ FAULTS: list[Case] = [
         cure=["workload.options.keep_mb=0"],
         sets=OWN_BATCH,
         factory="keeping",
+        seconds=25.0,  # until what holds it is known
+        proved=False,
+        place="planted_models.py",
+    ),
+    # What ends a run, or keeps it from going on.
+    *three(
+        "not-finite",
+        "from step 100 on, a column of the input, the loss or the gradient is not finite",
+        [(OWN, (f"workload.options.what={what}",)) for what in (1, 2, 3)],
+        sets=[*SHORT_STEPS, "workload.options.first=100"],
+        cure=["workload.options.what=0"],
+        factory="damaged",
+        proved=False,
+        fails=True,
+    ),
+    *three(
+        "not-finite",
+        "a gradient scaler skips one of 16 updates, one of 4, and all of them, since a gradient is infinite",
+        [(OWN, (f"workload.options.every={every}",)) for every in (16, 4, 1)],
+        # On a CPU, matrix products in fp16 are slow.
+        sets=[
+            "batch.micro=8",
+            "run.threads=1",
+            "precision.amp=fp16",
+            "workload.options.what=3",
+            "workload.options.first=10",
+        ],
+        cure=["workload.options.what=0"],
+        factory="damaged",
+        proved=False,
+        seconds=14.0,
+        place="updates skipped",
+        variant="skipped",
+    ),
+    *three(
+        "hang",
+        "a loader worker reads a FIFO, or takes a lock twice; the main process waits for a dead one",
+        [
+            (OWN, ("workload.options.kind=1", "loader.workers=1")),
+            (OWN, ("workload.options.kind=2", "loader.workers=1")),
+            (OWN, ("workload.options.kind=3", "workload.options.after=100")),
+        ],
+        sets=SHORT_STEPS,
+        cure=["workload.options.kind=0"],
+        factory="waiting",
+        seconds=16.0,
+        proved=False,
+        place="planted_models.py",
+        fails=True,
+    ),
+    *three(
+        "died",
+        "a loader worker is killed, crashes, or is ended by SIGTERM",
+        [(OWN, (f"workload.options.kind={-number}",)) for number in (9, 11, 15)],
+        sets=[*SHORT_STEPS, "loader.workers=1"],
+        cure=["workload.options.kind=0"],
+        factory="waiting",
+        proved=False,
+        fails=True,
+    ),
+    *three(
+        "open-files",
+        "a file is opened in every 4th step, every second one and every step, and stays open",
+        [(OWN, (f"workload.options.every={every}",)) for every in (4, 2, 1)],
+        sets=SHORT_STEPS,
+        cure=["workload.options.every=0"],
+        factory="opening",
+        proved=False,
+        fails=True,
+        place="values.txt",
+    ),
+    *three(
+        "short-epochs",
+        "epochs of 8, 4 and 2 steps, whose first batch a persistent worker makes while the model waits",
+        [(OWN, (f"workload.options.items={4 * steps}",)) for steps in (8, 4, 2)],
+        sets=[
+            "batch.micro=4",
+            "run.threads=1",
+            "workload.options.latency_ms=20",
+            "workload.options.rows=256",
+            "loader.workers=1",
+        ],
+        cure=["workload.options.items=4096"],
+        factory="storage",
         proved=False,
     ),
     *three(

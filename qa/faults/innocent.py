@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .cases import CORES, OWN, Case
-from .faulty import ANTISPOOF, CHARTEXT, FAULTS, FINETUNE, GPU_CASES, NDD, SUMMARISE
+from .faulty import ANTISPOOF, CHARTEXT, FAULTS, FINETUNE, GPU_CASES, NDD, SHORT_STEPS, SUMMARISE
 
 # Causes in the loader.
 LOADERS = ("few-workers", "data-wait", "item-collate", "on-the-fly", "slow-storage")
@@ -65,6 +65,28 @@ INNOCENTS: list[Case] = [
         "bounded-window", OWN, "each step sorts the newest 20,000 values, which it has after 50 steps",
         ("batch.micro=256", "workload.options.more=400", "workload.options.most=20000"), ("slowing",),
         factory="growing", seconds=14.0,
+    ),
+    _innocent(
+        "masks", OWN, "scores of -inf, which a softmax turns into zeros",
+        (*SHORT_STEPS, "workload.options.what=4"), ("not-finite",), factory="damaged",
+    ),
+    _innocent(
+        "scaler", OWN, "fp16 with a gradient scaler, which looks for its scale",
+        (*SHORT_STEPS, "precision.amp=fp16"), ("not-finite", "amp"), factory="damaged",
+    ),
+    _innocent(
+        "waiting-worker", OWN, "a loader worker, whose items nobody waits for",
+        (*SHORT_STEPS, "loader.workers=1"), ("hang", "died"), factory="waiting",
+    ),
+    _innocent(
+        "closed-files", OWN, "each step opens a file and closes it",
+        (*SHORT_STEPS, "workload.options.every=1", "workload.options.close=1"), ("open-files",),
+        factory="opening",
+    ),
+    _innocent(
+        "quick-epochs", OWN, "epochs of 3 steps, whose first batch takes almost no time",
+        ("batch.micro=4", "run.threads=1", "workload.options.items=12"), ("short-epochs", "worker-restart"),
+        factory="storage",
     ),
     _innocent(
         "cheap-encoding", "finetune", "items are encoded again for every batch, which takes almost no time",

@@ -78,6 +78,8 @@ SCRIPTS = (
     Script("trained", ("trained.py", "12"), needs=("transformers", "accelerate")),
     Script("ranks", ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "ranks.py", "12")),
 )  # fmt: skip
+# Cases that --only knows.
+ONLY = tuple(script.name for script in SCRIPTS)
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class Ran:
 def measure(options: Options) -> Table:
     """All scripts; with --quick one block each and no trials."""
     table = Table(TITLE, COLUMNS)
-    for script in options.cases(SCRIPTS):
+    wanted = [script for script in SCRIPTS if not options.only or script.name in options.only]
+    for script in options.cases(wanted):
         missing = [name for name in script.needs if importlib.util.find_spec(name) is None]
         if missing:
             table.note(f"{script.name}: left out, {', '.join(missing)} is not installed")

@@ -58,7 +58,8 @@ class Outcome:
 
     fix: the settings that the verdict proposes; tried: a trial of them. outside: whether its first proposal is not a
     setting, but a code change or stopping other processes. cured: a trial that removes the fault, which measures its
-    cost. foreign: cores used by other processes, without planted ones. error: why the case failed.
+    cost. foreign: cores used by other processes, without planted ones. error: why the case failed. where: the title of
+    the verdict and its places.
     """
 
     case: Case
@@ -71,6 +72,7 @@ class Outcome:
     foreign: float = 0.0
     seconds: float = 0.0
     error: str = ""
+    where: str = ""
 
     def to_json(self) -> str:
         """One line."""
@@ -112,7 +114,7 @@ class Outcome:
             return False
         if self.planted:
             small = self.named == "healthy" and self.cost is not None and self.cost < NEGLIGIBLE
-            return self.named == self.case.truth or small
+            return (self.named == self.case.truth and self.case.place in self.where) or small
         return not self.charges
 
     @property

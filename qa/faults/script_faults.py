@@ -1,200 +1,233 @@
 """Plants faults into a script that knows nothing of the console: are they named first, and does the proposed fix gain?
 
 Each case is `ndd-console run --headless -- python …`, its report, and a trial of the first proposed setting if
-its ceiling is over 1.1x. Innocent scripts must not be accused. Functions of a
-known duration must be stated with that duration.
+its ceiling is over 1.1x. The twin of each fault, and innocent scripts, must not be accused. Functions of a
+known duration must be stated with that duration. Hangs are also timed, see `timed_hangs`. The last tables are
+Markdown, as BENCHMARKS.md has them.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Options, Table, say
 
-from ndd_engine.diagnose import ENDINGS
 from ndd_engine.diagnose.view import View
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from qa.console import console, output, sets_of
 
+from . import timed_hangs
+from .observed import neighbours
+from .script_cases import FAULTS, FRAMEWORKS, HANGS, HAZARDS, INNOCENTS, NOT_SLOWING, SLOWING, Fault
+
 TITLE = "script_faults: faults in scripts that are only observed"
-COLUMNS = ("case", "named first", "ceiling", "place", "trial of the fix", "")
+COLUMNS = ("case", "named first", "ceiling", "place", "trial of the fix", "", "")
 FOLDER = Path(__file__).parents[1] / "scripts"
+# Parts of the whole, beside the names of faults.
+PARTS = ("planted", "twins", "innocent", "durations", "hangs")
+ONLY = (*PARTS, *(fault.name for fault in FAULTS))
 TRIAL_S = 60.0  # the default of `try`
 # Causes that accuse an innocent script if their ceiling is higher than this.
 ACCUSED = 1.10
-# Causes that accuse it in any place, since they cost no time.
-HAZARDS = frozenset({
-    *ENDINGS, "leak", "worker-memory", "evaluation-memory", "near-limit", "repeated-items", "retain-graph", "anomaly",
-    "slowing",
-})  # fmt: skip
 # How close the stated time of a function has to come to its time.
 CLOSE = 0.10
 # Without a setting that could remove them; their advice is in words.
 WORDS = frozenset({
     "slow-function", "slowing", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "recompile",
     "not-finite", "iterator-restart", "short-epochs", "repeated-items", "logging", "worker-memory", "evaluation-memory",
-    "hang", "died", "open-files", "dense-embedding", "retain-graph",
+    "hang", "died", "open-files", "dense-embedding", "retain-graph", "checkpoint-memory", "piling-up", "clip", "skew",
+    "exchange", "neighbour-cores",
 })  # fmt: skip
-HANGS = "hangs.py"
-INNOCENTS = (
-    "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates", "scales",
-    "stream", "one-batch", "logs", "tokens",
-)  # fmt: skip
-# Innocent kinds of the script that becomes slower.
-NOT_SLOWING = ("bounded", "larger-batches", "evaluates", "detached")
+FIRST, LATER, MISSED = "found first", "found later", "missed"
 
 
-@dataclass(frozen=True)
-class Fault:
-    """causes: the right ones. function: that a finding must name, "" if there is none. levels: low and high.
+@dataclass
+class Counts:
+    """What was found of each kind. kinds: right cause -> how often which; twins, accused: of each kind."""
 
-    ranks: of the script, under torchrun if there are several. script: in which it is planted; hangs.py may fail.
-    """
+    kinds: dict[str, list[str]] = field(default_factory=dict)
+    twins: dict[str, list[bool]] = field(default_factory=dict)
+    gains: list[bool] = field(default_factory=list)
+    innocent: list[bool] = field(default_factory=list)
+    durations: list[bool] = field(default_factory=list)
 
-    name: str
-    causes: tuple[str, ...]
-    levels: tuple[float, float]
-    function: str = ""
-    ranks: int = 1
-    script: str = "planted.py"
+    def kinds_table(self) -> Table:
+        """One row for each cause."""
+        table = Table("by cause", ("cause", FIRST, LATER, MISSED, "twins accused"), markdown=True)
+        for cause in sorted({*self.kinds, *self.twins}):
+            found, twins = self.kinds.get(cause, []), self.twins.get(cause, [])
+            figures = (str(found.count(one)) for one in (FIRST, LATER, MISSED))
+            table.add(f"`{cause}`", *figures, f"{sum(twins)} of {len(twins)}" if twins else "")
+        return table
 
+    def table(self) -> Table:
+        """The figures of all cases."""
+        table = Table("all cases", ("measurement", "result", "target"), markdown=True)
 
-FAULTS = (
-    Fault("slow-item", ("data-wait",), (2, 10), "work, called by Items.__getitem__"),
-    Fault("slow-storage", ("data-wait",), (2, 10), "__getitem__"),
-    Fault("slow-collate", ("data-wait",), (2, 10), "work, called by collate"),
-    Fault("slow-batch", ("data-wait", "slow-function"), (2, 10), "work, called by get_batch"),
-    Fault("slow-generator", ("slow-function",), (2, 10), "work, called by tokenize"),
-    Fault("slow-function", ("slow-function",), (2, 10), "work, called by schedule"),
-    Fault("log-norms", ("user-code", "slow-function"), (2, 10), "log_norms"),
-    Fault("many-workers", ("many-workers", "data-wait"), (1, 1)),
-    Fault("worker-restart", ("worker-restart",), (2, 10)),
-    Fault("iterator-restart", ("iterator-restart",), (2, 10), "planted.py"),
-    Fault("short-epochs", ("short-epochs",), (2, 10)),
-    Fault("repeated-items", ("repeated-items",), (2, 4), "Stream.__iter__"),
-    Fault("leak", ("leak",), (0.5, 1)),
-    Fault("not-finite", ("not-finite",), (1, 4), "input x"),
-    Fault("python-objects", ("worker-memory",), (4, 10)),
-    Fault("evaluation-keeps", ("evaluation-memory", "evaluation"), (10, 40)),
-    Fault("recompile", ("recompile",), (1, 1), "weighed"),
-    Fault("dense-embedding", ("dense-embedding",), (2, 10), "WithIds.table"),
-    Fault("denormals", ("denormals",), (2, 10)),
-    Fault("retain-graph", ("retain-graph",), (1, 1), "planted.py"),
-    Fault("optimizer-loop", ("optimizer",), (2, 8)),
-    Fault("checkpoint", ("checkpoint",), (2, 10)),
-    Fault("evaluate", ("evaluation",), (2, 10)),
-    Fault("evaluate-joins", ("evaluation",), (4, 16), "in evaluate"),
-    Fault("logging", ("logging",), (2, 10), "Board.add_scalar"),
-    Fault("threads", ("oversubscribed",), (4, 16)),
-    Fault("garbage", ("gc",), (2, 10)),
-    Fault("anomaly", ("anomaly",), (1, 1)),
-    Fault("straggler", ("straggler",), (5, 20), "augment", ranks=2),
-    *(
-        Fault(name, ("slowing",), levels, function, script="slowing.py")
-        for name, levels, function in (
-            ("graph", (1, 1), "graphs of at least"),
-            ("hooks", (10, 40), "hooks of block.2"),
-            ("sorts", (10, 40), "median_loss"),
-            ("concatenates", (20, 60), "Net.recall"),
-            ("rewrites", (10, 40), "save_history"),
-            ("handlers", (10, 40), "handlers of the logger train"),
-            ("parameters", (20, 60), "parameters in SGD"),
+        def add(what: str, of: Sequence[bool], target: str) -> None:
+            if of:
+                table.add(what, f"{sum(of)} of {len(of)}", target)
+
+        found = [one for each in self.kinds.values() for one in each]
+        add(
+            "the planted fault is named first, with the function if there is one",
+            [one == FIRST for one in found],
+            "90 %",
         )
-    ),
-    Fault("fork-threads", ("hang",), (1, 2), "__getitem__", script=HANGS),
-    Fault("fork-lock", ("hang",), (1, 2), "__getitem__", script=HANGS),
-    Fault("full-queue", ("hang",), (1, 2), "aside", script=HANGS),
-    Fault("dead-process", ("hang",), (1, 2), "aside", script=HANGS),
-    Fault("storage", ("hang",), (1, 2), "__getitem__", script=HANGS),
-    Fault("collective", ("hang",), (1, 2), "main", ranks=2, script=HANGS),
-    Fault("killed", ("died",), (20, 60), script=HANGS),
-    Fault("crashed", ("died",), (20, 60), script=HANGS),
-    Fault("exits", ("died",), (20, 60), script=HANGS),
-    Fault("kept-tensors", ("open-files",), (1, 2), "hangs.py", script=HANGS),
-    Fault("kept-files", ("open-files",), (1, 10), "hangs.py", script=HANGS),
-)
+        add("it is named, also later", [one != MISSED for one in found], "")
+        add("twins that are accused", [one for each in self.twins.values() for one in each], "none")
+        add("scripts without a fault that are accused", self.innocent, "none")
+        add(
+            "the stated time of a function vs. its time in usual steps",
+            self.durations,
+            f"within {CLOSE:.0%}",
+        )
+        add(f"the proposed setting gains in a trial of {TRIAL_S:.0f} s", self.gains, "all")
+        return table
 
 
 def measure(options: Options) -> list[Table]:
-    """All cases; with --quick without trials."""
-    planted, innocent = Table(TITLE, COLUMNS), Table("innocent scripts", COLUMNS)
-    right = done = gained = tried = 0
-    for fault in options.cases(FAULTS):
+    """All cases; with --quick without trials. With --only, these parts, or these faults and their twins."""
+    parts = [part for part in PARTS if part in options.only]
+    chosen = [fault for fault in FAULTS if fault.name in options.only]
+    if not options.only:
+        parts, chosen = list(PARTS[:1] if options.smoke else PARTS), []
+    elif chosen:
+        parts += ["planted", "twins"]
+    tables, counts = [], Counts()
+    faults, reasons = _possible(options.cases(chosen or FAULTS), options.python or sys.executable)
+    if "planted" in parts:
+        tables.append(_all_planted(faults, options, counts))
+        for reason in reasons:
+            tables[-1].note(reason)
+    if "twins" in parts:
+        tables.append(_twins(faults, options, counts))
+    if "innocent" in parts:
+        tables.append(_innocents(options, counts))
+    if "durations" in parts:
+        tables.append(_durations(options, counts))
+    if "hangs" in parts:
+        tables.append(timed_hangs.table(options))
+    return [*tables, *(table for table in (counts.kinds_table(), counts.table()) if table.rows)]
+
+
+def _possible(faults: Sequence[Fault], python: str) -> tuple[list[Fault], list[str]]:
+    """(the faults whose packages this Python has, why the others are left out)."""
+    missing = []
+    for package in dict.fromkeys(fault.package for fault in faults if fault.package):
+        program = f"import importlib.util as u; raise SystemExit(u.find_spec({package!r}) is None)"
+        if subprocess.run([python, "-c", program], check=False).returncode:
+            missing.append(package)
+    reasons = [
+        f"skipped: {sum(fault.package == package for fault in faults)} faults; {package} is not installed for "
+        f"{python}, see --python"
+        for package in missing
+    ]
+    return [fault for fault in faults if fault.package not in missing], reasons
+
+
+def _all_planted(faults: Sequence[Fault], options: Options, counts: Counts) -> Table:
+    table = Table(TITLE, COLUMNS)
+    for fault in faults:
         for level in options.cases(dict.fromkeys(fault.levels)):
-            row, is_right, gain = _planted(fault, level, options)
-            planted.add(*row)
-            done, right = done + 1, right + is_right
+            row, found, gain = _planted(fault, level, options)
+            table.add(*row)
+            counts.kinds.setdefault(fault.causes[0], []).append(found)
             if gain is not None:
-                tried, gained = tried + 1, gained + gain
-    planted.note(f"named first: {right} of {done}; the proposed setting gains: {gained} of {tried}")
-    if options.smoke:
-        return [planted]
-    accused, kinds = 0, options.cases(INNOCENTS)
-    for kind in kinds:
-        say(f"script_faults: innocent {kind}")
+                counts.gains.append(gain)
+    return table
+
+
+def _twins(faults: Sequence[Fault], options: Options, counts: Counts) -> Table:
+    """Level 0 of each fault: it may have other findings, but neither this cause nor a hazard."""
+    table = Table("innocent twins", COLUMNS)
+    for fault in faults:
+        say(f"script_faults: {fault.name} 0")
         with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as folder:
-            first, *others = observe(Path(folder), "innocent.py", kind, seconds=_seconds(options))
-        wrong = (first["ceiling"] or 1.0) >= ACCUSED or any(
-            each["cause"] in HAZARDS for each in (first, *others)
+            found = _observed(Path(folder), fault, 0, options)
+        accused = [
+            one
+            for one in found
+            if one["cause"] in HAZARDS
+            or (one["cause"] in fault.causes and (one["ceiling"] or ACCUSED) >= ACCUSED)
+        ]
+        counts.twins.setdefault(fault.causes[0], []).append(bool(accused))
+        first = accused[0] if accused else found[0]
+        table.add(
+            f"{fault.name} 0", first["cause"], _times(first["ceiling"]), "", "", "ACCUSED" if accused else ""
         )
-        accused += wrong
-        innocent.add(kind, first["cause"], _times(first["ceiling"]), "", "", "ACCUSED" if wrong else "")
-    for kind in (steady := options.cases(NOT_SLOWING)):
+    return table
+
+
+def _innocents(options: Options, counts: Counts) -> Table:
+    table = Table("innocent scripts", COLUMNS)
+    for script, kind in [
+        *(("innocent.py", kind) for kind in options.cases(INNOCENTS)),
+        *((SLOWING, kind) for kind in options.cases(NOT_SLOWING)),
+    ]:
         say(f"script_faults: innocent {kind}")
+        words = (kind, "0") if script == SLOWING else (kind,)
         with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as folder:
-            causes = [
-                item["cause"]
-                for item in observe(Path(folder), "slowing.py", kind, "0", seconds=_seconds(options))
-            ]
-        wrong = "slowing" in causes
-        accused += wrong
-        innocent.add(f"slowing.py {kind}", causes[0], "", "", "", "ACCUSED" if wrong else "")
-    twins = options.cases([fault for fault in FAULTS if fault.script == HANGS])
-    for fault in twins:
-        say(f"script_faults: innocent {fault.name}")
-        with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as folder:
-            each = observe(Path(folder), HANGS, fault.name, "0", ranks=fault.ranks, seconds=_seconds(options))
-        wrong = any(one["cause"] in ENDINGS for one in each)
-        accused += wrong
-        innocent.add(f"{fault.name} 0", each[0]["cause"], "", "", "", "ACCUSED" if wrong else "")
-    innocent.note(f"accused: {accused} of {len(kinds) + len(steady) + len(twins)}")
-    return [planted, innocent, _durations(options)]
+            found = observe(Path(folder), script, *words, seconds=_seconds(options))
+        # The steps of the one that becomes slower are short: something beside the model takes time.
+        costs = script != SLOWING and (found[0]["ceiling"] or 1.0) >= ACCUSED
+        wrong = costs or any(one["cause"] in HAZARDS for one in found)
+        counts.innocent.append(wrong)
+        table.add(kind, found[0]["cause"], _times(found[0]["ceiling"]), "", "", "ACCUSED" if wrong else "")
+    return table
 
 
-def _planted(fault: Fault, level: float, options: Options) -> tuple[tuple[str, ...], bool, bool | None]:
-    """(row, whether it was named, whether its fix gains; None if there was no trial)."""
+def _planted(fault: Fault, level: float, options: Options) -> tuple[tuple[str, ...], str, bool | None]:
+    """(row, whether it was found first or later, whether its fix gains; None if there was no trial)."""
     name = f"{fault.name} {level:g}"
     say(f"script_faults: {name}")
     with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as text:
         folder = Path(text)
-        found = observe(
-            folder, fault.script, fault.name, f"{level:g}", ranks=fault.ranks, seconds=_seconds(options)
-        )[0]
-        where = found["title"] + "".join(change["where"] or "" for change in found["changes"])
-        placed = not fault.function or fault.function in where
-        right = found["cause"] in fault.causes and placed
-        sets = next((change["sets"] for change in found["changes"] if change["sets"]), [])
-        costs = (found["ceiling"] or ACCUSED) >= ACCUSED
+        findings = _observed(folder, fault, level, options)
+        placed = [_is_named(fault, one) for one in findings]
+        rights = [one["cause"] in fault.causes and at for one, at in zip(findings, placed, strict=True)]
+        found = FIRST if rights[0] else LATER if any(rights) else MISSED
+        first = findings[0]
+        sets = next((change["sets"] for change in first["changes"] if change["sets"]), [])
+        costs = (first["ceiling"] or ACCUSED) >= ACCUSED
         gain, shown = None, ""
-        if not options.quick and right and sets and costs and found["cause"] not in WORDS:
+        if not options.quick and rights[0] and sets and costs and first["cause"] not in WORDS:
             event = attempt(folder, sets_of(*sets))
             gain, shown = event["verdict"] == "faster", f"{' '.join(sets)}: {event['text'].partition(',')[0]}"
-    place = fault.function if placed else "not named"
-    row = (name, found["cause"], _times(found["ceiling"]), place, shown, "" if right else "WRONG")
-    return row, right, gain
+    place = fault.function if placed[0] else "not named"
+    wrong = "" if found == FIRST else "WRONG"
+    row = (name, first["cause"], _times(first["ceiling"]), place, shown, found, wrong)
+    return row, found, gain
 
 
-def _durations(options: Options) -> Table:
+def _is_named(fault: Fault, finding: dict[str, Any]) -> bool:
+    """Whether a finding has the function."""
+    where = finding["title"] + "".join(change["where"] or "" for change in finding["changes"])
+    return fault.function in where
+
+
+def _observed(folder: Path, fault: Fault, level: float, options: Options) -> list[dict[str, Any]]:
+    python = (options.python if fault.script == FRAMEWORKS else "") or sys.executable
+    beside = neighbours(int(level), 0 if level else 3) if fault.busy else nullcontext()
+    with beside:
+        return observe(
+            folder, fault.script, fault.name, f"{level:g}", ranks=fault.ranks,
+            seconds=_seconds(options, fault.seconds), python=python,
+        )  # fmt: skip
+
+
+def _durations(options: Options, counts: Counts) -> Table:
     """Functions that take about a known time: what the profiled step says of them."""
     table = Table("the stated time of a slow function", ("function", "its time", "stated", "error", ""))
-    right = done = 0
     for kind in options.cases(("loop", "calls", "builtins")):
         for level in options.cases((1.0, 3.0)):
             say(f"script_faults: duration {kind} {level:g} ms")
@@ -206,28 +239,26 @@ def _durations(options: Options) -> Table:
                 stated = (item.ns for item in view.functions if item.file.endswith("fixed_work.py"))
                 stated_ms = sum(stated) / 1e6
             error = stated_ms / actual_ms - 1
-            done, right = done + 1, right + (abs(error) <= CLOSE)
+            counts.durations.append(abs(error) <= CLOSE)
             table.add(
                 f"{kind}, {level:g} ms", f"{actual_ms:.2f} ms", f"{stated_ms:.2f} ms", f"{error:+.1%}",
                 "" if abs(error) <= CLOSE else "WRONG",
             )  # fmt: skip
-    table.note(
-        f"within {CLOSE:.0%}: {right} of {done}; its time: the mean of all steps, which the script measures"
-    )
+    table.note("its time: the mean of all steps, which the script measures")
     return table
 
 
-def _seconds(options: Options) -> float:
+def _seconds(options: Options, usual: float = 14.0) -> float:
     """The training of a case."""
-    return options.seconds(14.0, 14.0, least=1.5)
+    return options.seconds(usual, usual, least=1.5)
 
 
 def observe(
-    folder: Path, script: str, *arguments: str, seconds: float, ranks: int = 1
+    folder: Path, script: str, *arguments: str, seconds: float, ranks: int = 1, python: str = sys.executable
 ) -> list[dict[str, Any]]:
     """The findings of an observed run of a script."""
     launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-    words = [sys.executable, *(launcher if ranks > 1 else ()), str(FOLDER / script), *arguments]
+    words = [python, *(launcher if ranks > 1 else ()), str(FOLDER / script), *arguments]
     run = console if script == HANGS else output
     run(folder, "run", "--headless", "--run", "it", "--", *words, SCRIPT_S=f"{seconds:g}")
     found: list[dict[str, Any]] = json.loads(output(folder, "report", "it", "--json"))["findings"]

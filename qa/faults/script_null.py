@@ -15,7 +15,8 @@ from benchmarks.common import Options, Table
 from qa.trials import nulls
 from qa.trials.nulls import Null
 
-from .script_faults import INNOCENTS, attempt, observe
+from .script_cases import INNOCENTS
+from .script_faults import attempt, observe
 
 TITLE = "script_null: trials of a change without effect, on scripts"
 SUBJECTS = INNOCENTS[:6]

@@ -92,6 +92,7 @@ class Suite:
             fix=verdict.sets,
             outside=bool(verdict.changes) and not verdict.changes[0].sets,
             foreign=round(found.foreign, 2),
+            where=" ".join([verdict.title, *(change.where or "" for change in verdict.changes)]),
         )
         if not self.trials or not case.proved:
             return outcome

@@ -281,3 +281,5 @@ CASES: dict[str, Callable[[Path, Options], Iterator[Found]]] = {
     "hangs": hangs,
     "leaves": leaves,
 }
+
+ONLY = tuple(CASES)

@@ -2,7 +2,8 @@
 
 They know nothing of the console, and end by themselves after SCRIPT_S seconds (8 by default) where nothing is planted.
 Hangs: 1 hangs before the first step, 2 after ten steps. Deaths: a worker ends after so many items.
-Descriptors: so many of each step are kept. `collective` wants torchrun.
+Descriptors: so many of each step are kept. `collective` wants torchrun. When it begins to hang, it writes the time into
+the file `hangs-since`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,13 @@ def late(index: int) -> bool:
     return LEVEL == 1 or index >= EARLY * 16
 
 
+def hang_from_here() -> None:
+    """Note the time, once."""
+    if LEVEL > 0:
+        with suppress(FileExistsError), Path("hangs-since").open("x") as file:
+            file.write(f"{time.time()}")
+
+
 class Signals(Dataset):  # type: ignore[type-arg]
     def __len__(self) -> int:
         return 1_000_000
@@ -51,11 +60,14 @@ class Signals(Dataset):  # type: ignore[type-arg]
         signal.alarm(LIMIT_S)
         if planted("fork-threads") and late(index):
             torch.set_num_threads(2)
+            hang_from_here()
             return (torch.randn(600, 600) @ torch.randn(600, 600)).mean(0)[:64], torch.tensor(index % 4)
         if planted("fork-lock") and late(index):
+            hang_from_here()
             with LOCK:
                 logging.getLogger(__name__).debug("item %d", index)
         if planted("storage") and late(index):
+            hang_from_here()
             (FOLDER / "items.bin").read_bytes()
         if FAULT in DEATHS and index == LEVEL * 16 > 0:
             die()
@@ -103,10 +115,12 @@ def aside() -> None:
         if LEVEL == 0:
             for _ in range(64):
                 queue.get()
+        hang_from_here()
         child.join()
     if FAULT == "dead-process":
         child = context.Process(target=compute_once, args=(queue,))
         child.start()
+        hang_from_here()
         queue.get()
         child.join()
 
@@ -150,6 +164,7 @@ def main() -> None:
         ):
             dist.all_reduce(loss.detach())
         elif FAULT == "collective":
+            hang_from_here()
             threading.Event().wait()
         if time.monotonic() - begin > SECONDS:
             break

@@ -1,7 +1,8 @@
-"""An ordinary training script with one planted fault: `python planted.py FAULT MILLISECONDS`.
+"""An ordinary training script with one planted fault: `python planted.py FAULT LEVEL`.
 
-It knows nothing of the console. MILLISECONDS: roughly what the fault adds to a step; 0 plants nothing. Under torchrun
-it trains with DistributedDataParallel.
+It knows nothing of the console. LEVEL: mostly the milliseconds that the fault adds to a step. With 0 it is the innocent
+twin: it does what looks like the fault, rarely or as it should be done. Under torchrun it trains with
+DistributedDataParallel.
 """
 
 from __future__ import annotations
@@ -18,16 +19,47 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, RandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    get_worker_info,
+)
 
 FAULT, MS = sys.argv[1], float(sys.argv[2])
 SECONDS = float(os.environ.get("SCRIPT_S", "1e9"))
-BATCH, WIDTH = 128, 320
+# Faults of the loader; the other scripts take their batches without one.
+LOADED = (
+    "slow-item", "slow-storage", "slow-collate", "slow-generator", "many-workers", "worker-restart", "iterator-restart",
+    "short-epochs", "repeated-items", "python-objects", "straggler", "skew", "exchange",
+)  # fmt: skip
+BATCH = 8 if FAULT == "exchange" and MS else 128
+LITTLE = 0.05  # milliseconds
 RANK, RANKS = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def planted(name: str) -> bool:
     return name == FAULT and MS > 0
+
+
+def is_twin(name: str) -> bool:
+    return name == FAULT and MS == 0
+
+
+def due(name: str, step: int, every: int = 100) -> bool:
+    """Whether to do it in this step: the twin does it rarely."""
+    return planted(name) or (is_twin(name) and step % every == 0)
+
+
+def width() -> int:
+    """Of the model. Batches are made in time for a large one."""
+    if FAULT == "exchange":
+        return int(MS * 256) or 320
+    if FAULT in (*LOADED, "clip") and MS == 0 and RANKS == 1:
+        return 1024
+    return 64 if FAULT == "anomaly" else 320
 
 
 def damaged(x: Tensor, step: int) -> Tensor:
@@ -56,6 +88,7 @@ class Items(Dataset):  # type: ignore[type-arg]
         # Reading one writes its reference count: a forked worker copies it.
         notes = int(MS * 200_000) if planted("python-objects") else 0
         self.notes = [{"text": f"note {number}", "number": number} for number in range(notes)]
+        self.numbers = torch.arange(800_000) if is_twin("python-objects") else None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -67,6 +100,8 @@ class Items(Dataset):  # type: ignore[type-arg]
             time.sleep(MS / BATCH / 1e3)
         if self.notes:
             return self.x[index] + 0.0 * len(self.notes[index * 37 % len(self.notes)]["text"]), self.y[index]
+        if self.numbers is not None:
+            return self.x[index] + 0.0 * self.numbers[index], self.y[index]
         return self.x[index], self.y[index]
 
 
@@ -79,7 +114,9 @@ class Stream(IterableDataset):  # type: ignore[type-arg]
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         if planted("short-epochs"):
             work(8 * MS)
-        for index in range(8 * BATCH if planted("short-epochs") else len(self.data)):
+        info = get_worker_info() if is_twin("repeated-items") else None
+        first, every = (info.id, info.num_workers) if info else (0, 1)
+        for index in range(first, 8 * BATCH if FAULT == "short-epochs" else len(self.data), every):
             yield self.data.x[index], self.data.y[index]
 
 
@@ -89,18 +126,17 @@ def collate(items: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     return torch.stack([x for x, _ in items]), torch.stack([y for _, y in items])
 
 
-def get_batch(data: Items) -> tuple[Tensor, Tensor]:
-    if planted("slow-batch"):
-        work(MS)
-    index = torch.randint(len(data), (BATCH,))
-    return data.x[index], data.y[index]
+def get_batch(data: Items, step: int) -> tuple[Tensor, Tensor]:
+    if FAULT == "slow-batch":
+        work(MS or LITTLE)
+    place = step * BATCH % len(data)
+    return data.x[place : place + BATCH], data.y[place : place + BATCH]
 
 
 def generate(data: Items) -> Iterator[tuple[Tensor, Tensor]]:
     while True:
         index = torch.randint(len(data), (BATCH,))
-        if planted("slow-generator"):
-            tokenize(MS)
+        tokenize(MS or LITTLE)
         yield data.x[index], data.y[index]
 
 
@@ -109,11 +145,13 @@ def tokenize(milliseconds: float) -> None:
 
 
 def loader(data: Items) -> Iterator[tuple[Tensor, Tensor]]:
-    workers = 8 if planted("many-workers") else int(FAULT in ("worker-restart", "python-objects"))
+    workers = int(MS) or 2 if FAULT == "many-workers" else int(FAULT in ("worker-restart", "python-objects"))
     sampler = DistributedSampler(data) if RANKS > 1 else RandomSampler(data)
     batches = DataLoader(data, BATCH, sampler=sampler, num_workers=workers, collate_fn=collate)
-    if planted("repeated-items") or planted("short-epochs"):
-        batches = DataLoader(Stream(data), BATCH, num_workers=int(MS) if planted("repeated-items") else 0)
+    if FAULT in ("repeated-items", "short-epochs"):
+        batches = DataLoader(
+            Stream(data), BATCH, num_workers=int(MS) or 2 if FAULT == "repeated-items" else 0
+        )
     while planted("iterator-restart"):
         yield next(iter(batches))
     while True:
@@ -125,7 +163,7 @@ class WithIds(nn.Module):
 
     def __init__(self, body: nn.Module, rows: int) -> None:
         super().__init__()
-        self.table, self.body = nn.Embedding(rows, 64), body
+        self.table, self.body = nn.Embedding(rows, 64, sparse=MS == 0), body
 
     def forward(self, x: Tensor) -> Tensor:
         ids = torch.randint(self.table.num_embeddings, (len(x),))
@@ -133,9 +171,21 @@ class WithIds(nn.Module):
         return found
 
 
+class WithScales(nn.Module):
+    """A model with many small parameters."""
+
+    def __init__(self, body: nn.Module, count: int) -> None:
+        super().__init__()
+        self.scales, self.body = nn.ParameterList(torch.zeros(64) for _ in range(count)), body
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.body(x * (1 + torch.stack(list(self.scales)).sum(0)))
+        return found
+
+
 def schedule(step: int) -> float:
-    if planted("slow-function"):
-        work(MS)
+    if FAULT == "slow-function":
+        work(MS or LITTLE)
     return min(step / 100, 1.0)
 
 
@@ -143,7 +193,7 @@ def log_norms(model: nn.Module) -> list[float]:
     """Statistics of every parameter, read one by one."""
     found: list[float] = []
     end = time.perf_counter() + MS / 1e3
-    while time.perf_counter() < end:
+    while time.perf_counter() < end or not found:
         found += [float(p.grad.norm().item()) for p in model.parameters() if p.grad is not None]
     return found
 
@@ -162,31 +212,63 @@ class Board:
 def evaluate_at_once(model: nn.Module, data: Items) -> float:
     """Keeps the outputs of all batches until the end."""
     model.eval()
+    size = 1 << 18 if MS else 1
     with torch.no_grad():
-        outputs = [model(data.x[:BATCH]).sum() * torch.ones(1 << 18) for _ in range(int(20 * MS))]
+        outputs = [model(data.x[:BATCH]).sum() * torch.ones(size) for _ in range(int(20 * MS) or 5)]
     model.train()
     return float(outputs[-1][0])
 
 
 def evaluate(model: nn.Module, data: Items) -> None:
     model.eval()
-    end = time.perf_counter() + (5 * MS / 1e3 if planted("evaluate") else 0.0)
+    end = time.perf_counter() + 5 * (MS or 1) / 1e3
     with torch.no_grad():
-        while time.perf_counter() < end:
+        while FAULT == "evaluate" and time.perf_counter() < end:
             model(data.x[:256])
-        if planted("evaluate-joins"):
-            kept = torch.zeros(0, 64)
-            for place in range(int(MS) * 16):
+        if FAULT == "evaluate-joins":
+            kept, parts = torch.zeros(0, 64), []
+            for place in range(int(MS or 1) * 16):
                 model(data.x[:8])
-                kept = torch.cat([kept, data.x[place : place + 512]])
+                parts.append(data.x[place : place + 512])
+                if MS:
+                    kept = torch.cat([kept, parts[-1]])
+            torch.cat(parts)
     model.train()
 
 
+def checkpoint(model: nn.Module, step: int) -> None:
+    if due("checkpoint", step, 400):
+        end = time.perf_counter() + MS / 1e3
+        torch.save(model.state_dict(), io.BytesIO())
+        while time.perf_counter() < end:
+            torch.save(model.state_dict(), io.BytesIO())
+    if FAULT == "checkpoint-copies" and step % 300 == 299:
+        state = model.state_dict()
+        copies = [{name: value.clone() for name, value in state.items()} for _ in range(int(10 * MS))]
+        with open(os.devnull, "wb") as file:  # noqa: PTH123
+            torch.save([state, *copies], file)
+
+
 def augment(x: Tensor) -> Tensor:
-    """What the data of one rank needs, and that of the others does not."""
-    if planted("straggler") and RANK == 1:
-        work(MS)
+    """What the data of one rank needs, and that of the others does not; in the twin, that of all ranks."""
+    if FAULT == "straggler" and (RANK == 1 or MS == 0):
+        work(MS or 2)
     return x
+
+
+def times(step: int) -> int:
+    """How often the batch is repeated: by another rank in each second step, or to make a step longer."""
+    if is_twin("exchange"):
+        return 16
+    if planted("retain-graph") or (FAULT == "skew" and (MS == 0 or step // 2 % 2 == RANK)):
+        return int(MS or 2)
+    return 1
+
+
+def backward(loss: Tensor) -> None:
+    loss.backward(retain_graph=FAULT == "retain-graph")  # type: ignore[no-untyped-call]
+    if is_twin("retain-graph"):
+        (0.1 * loss).backward()  # type: ignore[no-untyped-call]
 
 
 @torch.compile(backend="eager", dynamic=False)  # type: ignore[untyped-decorator,unused-ignore]
@@ -207,75 +289,76 @@ def over(step: int, begin: float) -> bool:
     return bool(flag)
 
 
+def net() -> nn.Module:
+    layers: list[nn.Module] = [nn.Linear(64, width()), nn.ReLU()]
+    for _ in range(int(MS or 12) if FAULT == "anomaly" else 2):
+        layers += [nn.Linear(width(), width()), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(width(), 1))
+    if FAULT in ("optimizer-loop", "clip"):
+        return WithScales(model, int((MS or 0.5) * 40))
+    return WithIds(model, int((MS or 2) * 20_000)) if FAULT == "dense-embedding" else model
+
+
 def main() -> None:
     torch.manual_seed(0)
-    torch.set_num_threads(int(MS) if planted("threads") else 1)
-    torch.autograd.set_detect_anomaly(planted("anomaly"))
-    data = Items()
-    width = 64 if planted("anomaly") else WIDTH
-    depth = 24 if planted("anomaly") else 2
-    layers: list[nn.Module] = [nn.Linear(64, width), nn.ReLU()]
-    for _ in range(depth):
-        layers += [nn.Linear(width, width), nn.ReLU()]
-    model = nn.Sequential(*layers, nn.Linear(width, 1))
-    if planted("dense-embedding"):
-        model = WithIds(model, int(MS * 20_000))  # type: ignore[assignment]
+    torch.set_num_threads((int(MS) or os.cpu_count() or 1) if FAULT == "threads" else 1)
+    data, model = Items(), net()
     if RANKS > 1:
         dist.init_process_group("gloo")
-        model = nn.parallel.DistributedDataParallel(model)  # type: ignore[assignment]
-    extra = nn.ParameterList(torch.zeros(8) for _ in range(int(MS * 40) if planted("optimizer-loop") else 0))
-    parameters = [*model.parameters(), *extra]
-    tiny = nn.Parameter(torch.zeros(int(MS * 100_000) if planted("denormals") else 0))
-    if planted("optimizer-loop"):
-        optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=1e-3, foreach=False)
-    elif planted("denormals"):
+        model = nn.parallel.DistributedDataParallel(model)
+    parameters = list(model.parameters())
+    tiny = nn.Parameter(torch.zeros(int((MS or 2) * 100_000) if FAULT == "denormals" else 0))
+    if FAULT == "optimizer-loop":
+        way = {"foreach": False} if MS else {"fused": True}
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=1e-3, **way)
+    elif FAULT == "denormals":
         optimizer = torch.optim.Adam([*parameters, tiny], lr=1e-3, fused=True)
     else:
-        optimizer = torch.optim.SGD(parameters, lr=1e-2, fused=True)
-    scaler = torch.amp.GradScaler("cpu", enabled=planted("not-finite"))
+        optimizer = torch.optim.SGD(parameters, lr=1e-2, fused=not is_twin("dense-embedding"))
+    scaler = torch.amp.GradScaler("cpu", enabled=FAULT == "not-finite")
     batches = generate(data) if FAULT == "slow-generator" else loader(data)
     # Containers that live for a while: Python collects all of them whenever they have grown by a quarter.
-    each = int(MS * 2000) if planted("garbage") else 0
+    each = int((MS or 0.02) * 2000) if FAULT == "garbage" else 0
     parts: deque[list[list[int]]] = deque(
         [[] for _ in range(each)] for _ in range(400_000 // each if each else 0)
     )
-    kept: list[Tensor] = []
+    kept: deque[Tensor] | list[Tensor] = deque(maxlen=50) if is_twin("leak") else []
     board = Board()
+    every = {"evaluate": 5 if MS else 400, "evaluate-joins": 50 if MS else 400}.get(FAULT)
     begin = time.perf_counter()
     step = 0
     while not over(step, begin):
-        x, y = get_batch(data) if FAULT == "slow-batch" else next(batches)
+        torch.autograd.set_detect_anomaly(planted("anomaly") or (is_twin("anomaly") and step < 5))
+        x, y = next(batches) if FAULT in LOADED else get_batch(data, step)
+        if (count := times(step)) > 1:
+            x, y = x.repeat(count, 1), y.repeat(count, 1)
         optimizer.zero_grad()
         x = damaged(x, step)
         loss = nn.functional.mse_loss(model(augment(x)), y)
-        if extra:
-            loss = loss + sum(p.sum() for p in extra) * 0.0
-        if planted("denormals"):
-            loss = loss + tiny.sum() * 1e-20  # the squares of its gradients are denormal
-        scaler.scale(loss).backward(retain_graph=planted("retain-graph"))
+        if FAULT == "denormals":
+            loss = loss + tiny.sum() * (1e-20 if MS else 1.0)  # the squares of its gradients are denormal
+        backward(scaler.scale(loss))
+        if FAULT == "clip":
+            nn.utils.clip_grad_norm_(parameters, 1.0, foreach=False if MS else None)
         scaler.step(optimizer)
         scaler.update()
         schedule(step)
-        if planted("log-norms"):
+        if due("log-norms", step):
             log_norms(model)
-        if planted("checkpoint"):
-            end = time.perf_counter() + MS / 1e3
-            while time.perf_counter() < end:
-                torch.save(model.state_dict(), io.BytesIO())
-        if planted("evaluate") and step % 5 == 4:
+        checkpoint(model, step)
+        if every and step % every == every - 1:
             evaluate(model, data)
-        if planted("evaluate-joins") and step % 50 == 49:
-            evaluate(model, data)
-        if planted("logging"):
+        if due("logging", step):
             until = time.perf_counter() + MS / 1e3
+            board.add_scalar("loss", float(loss), step)
             while time.perf_counter() < until:
                 board.add_scalar("loss", float(loss), step)
-        if planted("evaluation-keeps") and step % 300 == 299:
+        if FAULT == "evaluation-keeps" and step % 300 == 299:
             evaluate_at_once(model, data)
-        if planted("leak"):
-            kept.append(torch.ones(int(MS * (1 << 16))))
-        if planted("recompile"):
-            weighed(loss.detach(), step)
+        if FAULT == "leak":
+            kept.append(torch.ones(int((MS or 0.5) * (1 << 16))))
+        if FAULT == "recompile" and step % 4 == 0:
+            weighed(loss.detach(), step % int(MS or 1))
         if each:
             parts.append([[] for _ in range(each)])
             parts.popleft()

@@ -6,10 +6,17 @@ It is loaded like a user's own module, and does not import the benchmarks.
 from __future__ import annotations
 
 import gc
+import itertools
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -180,6 +187,110 @@ def keeping(settings: Any) -> dict[str, Any]:
         return output
 
     return {"model": Net(1024), "train_data": in_memory(), "loss": loss, "forward": forward}
+
+
+def opening(settings: Any) -> dict[str, Any]:
+    """Options: every: after how many steps a file is opened, 0 for never; close: whether it is closed as well."""
+    every, close = settings.option("every", 0), settings.option("close", 0)
+    folder, calls, kept = tempfile.mkdtemp(prefix="planted-"), itertools.count(1), []
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        if model.training and every and next(calls) % every == 0:
+            kept.append(Path(folder, "values.txt").open("w"))  # noqa: SIM115  open until the end
+            if close:
+                kept.pop().close()
+        return model(batch[0])
+
+    return {"model": Net(), "train_data": in_memory(8 * ITEMS), "loss": loss, "forward": forward}
+
+
+# Values that are not finite.
+
+INPUT, LOSS, GRADIENT, MASK = 1, 2, 3, 4
+
+
+def damaged(settings: Any) -> dict[str, Any]:
+    """Options: what is not finite (INPUT and so on); first: the step from which on it is; every: of how many steps.
+
+    MASK: scores of -inf, which a softmax turns into zeros.
+    """
+    what, first, every = (
+        settings.option("what", 0),
+        settings.option("first", 200),
+        settings.option("every", 1),
+    )
+    calls, now = itertools.count(), [False]
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        step = next(calls) if model.training else 0
+        now[0] = model.training and step >= first and step % every == 0
+        x = batch[0]
+        if what == INPUT and now[0]:
+            x = x.index_fill(1, torch.tensor([3]), float("nan"))
+        if what == MASK:
+            x = x * x.index_fill(1, torch.tensor([3]), float("-inf")).softmax(1)
+        return model(x)
+
+    def error(output: Tensor, batch: Any) -> Tensor:
+        value = loss(output, batch)
+        if now[0] and what == LOSS:
+            value = value + (value.detach() * 0.0).log()
+        if now[0] and what == GRADIENT:
+            value = value + (output * 0.0).abs().sum().sqrt()  # the slope of a root is infinite at 0
+        return value
+
+    return {"model": Net(), "train_data": in_memory(8 * ITEMS), "loss": error, "forward": forward}
+
+
+# Processes that wait for each other, or die.
+
+FIFO, LOCK, DEAD = 1, 2, 3
+# Calls in this process.
+_items = itertools.count()
+
+
+def from_worker(kind: int, after: int, path: str, index: int) -> tuple[Tensor, Tensor]:
+    """An item, until so many have been made: then it waits for ever, or the process ends by this signal."""
+    if kind and next(_items) >= after:
+        if kind == FIFO:
+            Path(path).read_bytes()
+        elif kind == LOCK:
+            lock = threading.Lock()
+            with lock:
+                lock.acquire()
+        else:
+            if kind != -signal.SIGKILL:
+                signal.signal(-kind, signal.SIG_DFL)
+            os.kill(os.getpid(), -kind)
+    return torch.full((WIDTH,), index % 7 / 7), torch.full((1,), index % 7 / 7)
+
+
+def answer(queue: Any) -> None:
+    """Of another process, which ends before it has answered."""
+    os.kill(os.getpid(), signal.SIGKILL)
+    queue.put(1)
+
+
+def waiting(settings: Any) -> dict[str, Any]:
+    """Options: kind: FIFO, LOCK or DEAD; or -N: a loader worker ends by signal N; 0 for nothing of this.
+
+    after: so many items of a worker, or steps.
+    """
+    kind, after = settings.option("kind", 0), settings.option("after", 4000)
+    path, calls = str(Path(tempfile.mkdtemp(prefix="planted-"), "items.bin")), itertools.count()
+    os.mkfifo(path)
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        if kind == DEAD and model.training and next(calls) == after:
+            context = multiprocessing.get_context("fork")
+            queue = context.Queue()
+            context.Process(target=answer, args=(queue,)).start()
+            queue.get()
+        return model(batch[0])
+
+    in_worker = kind if kind != DEAD else 0
+    data = Items(64 * ITEMS, partial(from_worker, in_worker, after, path))
+    return {"model": Net(), "train_data": data, "eval_data": in_memory(64), "loss": loss, "forward": forward}
 
 
 # Work that grows with each step.

@@ -1,7 +1,7 @@
 """An ordinary training script that becomes slower with each step: `python slowing.py KIND MICROSECONDS`.
 
-It knows nothing of the console. MICROSECONDS: roughly by how much each step takes longer than the one before; 0 plants
-nothing. The innocent kinds look alike, and do not become slower by themselves.
+It knows nothing of the console. MICROSECONDS: roughly by how much each step takes longer than the one before. With 0 it
+is the innocent twin: what would grow is limited. Two kinds look alike, and do not become slower by themselves.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ KIND, US = sys.argv[1], float(sys.argv[2])
 SECONDS = float(os.environ.get("SCRIPT_S", "1e9"))
 WIDTH = 256
 HANDLER = logging.Handler()
-HANDLER.emit = lambda record: time.sleep(US * 1e-6)  # type: ignore[method-assign]
+HANDLER.emit = lambda record: time.sleep(US * 1e-6) if US else None  # type: ignore[method-assign]
 LOG = logging.getLogger("train")
 
 
@@ -39,12 +39,14 @@ class Net(nn.Module):
     def recall(self, x: Tensor) -> Tensor:
         """What it has seen, all of it in each step."""
         self.memory += [x.detach()] * max(round(US / 20), 1)
+        if not US:
+            del self.memory[:-4]
         return torch.cat(self.memory).mean(0)
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         for layer in self.block:
             x = torch.relu(layer(x))
-        if is_planted("concatenates"):
+        if KIND == "concatenates":
             x = x + self.recall(x)
         state = self.cell(x, state)
         return x, state
@@ -53,8 +55,19 @@ class Net(nn.Module):
 def watch(model: Net) -> None:
     """A hook for each step, as to look at activations."""
     means: deque[float] = deque(maxlen=1)
-    for _ in range(max(round(US / 10), 1)):
+    handles = [
         model.block[2].register_forward_hook(lambda module, given, output: means.append(output.mean().item()))
+        for _ in range(max(round(US / 10), 1))
+    ]
+    if not US:
+        handles[0].remove()
+
+
+def note(model: Net) -> None:
+    """Hooks that do nothing: steps do not become slower yet."""
+    handles = [model.block[1].register_forward_hook(lambda *_: None) for _ in range(int(US) or 1)]
+    if not US:
+        handles[0].remove()
 
 
 def median_loss(losses: list[float] | deque[float], loss: float) -> float:
@@ -64,6 +77,8 @@ def median_loss(losses: list[float] | deque[float], loss: float) -> float:
 
 def save_history(history: list[dict[str, float]], loss: float) -> None:
     history.extend([{"loss": loss}] * max(round(US / 2), 1))
+    if not US:
+        del history[:-20]
     Path("history.json").write_text(json.dumps(history), "utf-8")
 
 
@@ -71,9 +86,9 @@ def main() -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, fused=KIND == "piles-up")
     state = torch.zeros(64, WIDTH)
-    losses: list[float] | deque[float] = deque(maxlen=2000) if KIND == "bounded" else []
+    losses: list[float] | deque[float] = deque(maxlen=2000) if KIND == "sorts" and not US else []
     history: list[dict[str, float]] = []
     begin = time.perf_counter()
     step = 0
@@ -84,11 +99,12 @@ def main() -> None:
             state = torch.zeros(count, WIDTH)
         if not is_planted("graph"):
             state = state.detach()
-        _, state = model(x, state)
+        for _ in range(int(US) if is_planted("graph") else 1):
+            _, state = model(x, state)
         loss = state.square().mean()
         optimizer.zero_grad()
-        if is_planted("graph"):
-            loss.backward(retain_graph=True)
+        if KIND == "graph":
+            loss.backward(retain_graph=US > 0)
             with torch.no_grad():
                 for parameter in model.parameters():
                     if parameter.grad is not None:
@@ -96,21 +112,27 @@ def main() -> None:
         else:
             loss.backward()
             optimizer.step()
-        if is_planted("hooks"):
+        if KIND == "hooks":
             watch(model)
-        if is_planted("sorts") or KIND == "bounded":
+        if KIND == "piles-up" and step % 8 == 0:
+            note(model)
+        if KIND == "sorts":
             median_loss(losses, loss.item())
-        if is_planted("rewrites"):
+        if KIND == "rewrites":
             save_history(history, loss.item())
-        if is_planted("handlers"):
+        if KIND == "handlers":
             LOG.addHandler(logging.Handler())
             LOG.handlers[-1].emit = HANDLER.emit  # type: ignore[method-assign]
             LOG.warning("step %d", step)
-        if is_planted("parameters"):
+            if not US:
+                LOG.removeHandler(LOG.handlers[-1])
+        if KIND == "parameters":
             for _ in range(max(round(US / 20), 1)):
                 extra = nn.Parameter(torch.zeros(8))
                 extra.grad = torch.zeros(8)
                 optimizer.add_param_group({"params": [extra]})
+                if not US:
+                    optimizer.param_groups.pop()
         if KIND == "evaluates" and step % 200 == 199:
             model.eval()
             with torch.no_grad():

@@ -51,6 +51,11 @@ def ratio(out: Tensor, target: Tensor) -> Tensor:
     return ((out - out) / (out - out)).mean() + target.mean()
 
 
+def logarithm(out: Tensor, target: Tensor) -> Tensor:
+    """-inf."""
+    return (0.0 * (out - target).abs()).mean().log()
+
+
 def with_column(x: Tensor) -> Tensor:
     return x.index_fill(1, torch.tensor([3]), NAN)
 
@@ -74,6 +79,7 @@ def damaged(model: nn.Module) -> nn.Module:
         (lambda: plain(Divides()), None, None, mse, {"what": "output", "name": "1", "kind": "Divides"}),
         (Between, None, None, mse, {"what": "before", "name": "last", "function": "forward"}),
         (plain, None, None, ratio, {"what": "function", "name": "ratio"}),
+        (plain, None, None, logarithm, {"what": "loss", "infinite": True}),
         (lambda: damaged(plain()), None, None, mse, {"what": "parameter", "name": "1.bias", "of": 4}),
         (lambda: damaged(plain()), with_column, None, mse, {"what": "input"}),
         (lambda: nn.Sequential(Masked(), nn.Linear(1, 1)), None, None, ratio, {"what": "function", "name": "ratio"}),

@@ -26,7 +26,7 @@ FOUND = [
 @pytest.mark.budget(40)
 @pytest.mark.parametrize("fault", few(FOUND, 2), ids=lambda fault: fault.name)
 def test_of_a_script(tmp_path: Path, fault: Fault) -> None:
-    seconds = 14.0 if fault.name == "leak" else 6.0
+    seconds = fault.seconds if fault.name == "leak" else 6.0
     findings = observe(tmp_path, "planted.py", fault.name, f"{fault.levels[-1]:g}", seconds=seconds)
     found = next((item for item in findings if item["cause"] in fault.causes), None)
     assert found is not None, findings
