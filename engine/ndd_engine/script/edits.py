@@ -1,8 +1,8 @@
 """The edit of the user's file that makes a measured change: by file and line, as a diff, applied on request.
 
-Only edits that leave no doubt are made: arguments of a call at a known place, settings of torch after its import,
-statements about the model after its optimizer is made, and what stands around the backward pass of the training loop.
-Everything else is described in words.
+Only edits that leave no doubt are made. They concern arguments of a call at a known place, settings of torch after its
+import, statements about the model after its optimizer is made, and the lines around the backward pass. Everything else
+is described in words.
 """
 
 from __future__ import annotations
