@@ -19,9 +19,9 @@ from itertools import count, islice
 
 from ndd_engine.child import ChildError, spec_of
 from ndd_engine.train.loop import Loop
+from ndd_engine.trial.outcome import not_in_effect
 from ndd_engine.trial.sides import SHARED_ENVIRONMENT, SideProcess
-from ndd_engine.trial.trial_request import not_in_effect
-from ndd_engine.wizard.verify import PATIENCE_S
+from ndd_engine.wizard.session import PATIENCE_S
 
 from .common import (
     Compared,

@@ -24,7 +24,7 @@ import torch
 
 from ndd_engine.config import Config
 from ndd_engine.train.prepare import seed
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 from .common import (
     STATISTICS,

@@ -18,7 +18,7 @@ from ndd_engine.predict.allocator import Rules
 from ndd_engine.predict.estimate import HOST_GRANULE, MANY, ONE
 from ndd_engine.predict.step_probes import Prober
 from ndd_engine.train.prepare import seed
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 from .common import TARGETS, Options, Table, as_count, quantile, say
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 
 from ndd_engine.train.prepare import seed
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 from .common import (
     Options,

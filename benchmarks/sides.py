@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ndd_engine.trial.sides import SideProcess
-from ndd_engine.wizard.verify import PATIENCE_S, WARM_UP
+from ndd_engine.wizard.session import PATIENCE_S, WARM_UP
 
 from .common import ignore
 

@@ -16,8 +16,7 @@ from statistics import fmean, median
 from ndd_engine.trial.sides import SideProcess
 from ndd_engine.wizard.planner import Planner, Situation, proposals
 from ndd_engine.wizard.proposals import Answers, Model, Proposal
-from ndd_engine.wizard.session import ProposalSet, to_verify
-from ndd_engine.wizard.verify import side_of
+from ndd_engine.wizard.session import ProposalSet, side_of, to_verify
 
 from .common import Options, Table, as_percent, as_seconds, quantile, say
 from .sides import BLOCK_S, step_s, warm_up

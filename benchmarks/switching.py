@@ -12,9 +12,8 @@ from statistics import stdev
 
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.estimates import Estimate, estimate_of, joined, over, standard_error
-from ndd_engine.trial.outcome import times, with_interval
+from ndd_engine.trial.outcome import Base, TrialRequest, times, with_interval
 from ndd_engine.trial.trial import run_trial
-from ndd_engine.trial.trial_request import Base, TrialRequest
 from ndd_watch.changes import AROUND, LOADER, MODEL, switched_by
 
 from .common import Options, Table, as_percent, say

@@ -15,7 +15,7 @@ from torch import nn
 
 from ndd_engine.diagnose.pace_rules import CLEAR, slowdown, unexplained
 from ndd_engine.record.events import WindowEvent
-from ndd_engine.record.pace import Pace
+from ndd_engine.record.snapshot import Pace
 
 from .common import Options, Table, say
 

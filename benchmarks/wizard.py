@@ -16,8 +16,7 @@ from statistics import median
 
 from ndd_engine.trial.estimates import Estimate, abba_log_ratio, estimate
 from ndd_engine.wizard.proposals import BUDGET_S, Answers, Proposal
-from ndd_engine.wizard.session import ProposalSet, best_measured, propose, to_verify
-from ndd_engine.wizard.verify import side_of, verify
+from ndd_engine.wizard.session import ProposalSet, best_measured, propose, side_of, to_verify, verify
 
 from .common import Options, Table, as_percent, as_seconds, quantile, say
 from .sides import step_s, warm_up

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ndd_watch import listening
+from ndd_watch import probes
 from tests.tiers import pytest_collection_modifyitems as pytest_collection_modifyitems
 from tests.tiers import pytest_runtest_setup as pytest_runtest_setup
 from tests.tiers import pytest_runtest_teardown as pytest_runtest_teardown
@@ -50,6 +50,6 @@ def _private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.fixture(scope="session", autouse=True)
 def _no_alarms() -> Iterator[None]:
     """pytest-timeout handles SIGALRM; the observer would take it for a time limit of the script."""
-    before, listening.ALARMS = listening.ALARMS, ()
+    before, probes.ALARMS = probes.ALARMS, ()
     yield
-    listening.ALARMS = before
+    probes.ALARMS = before

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ndd_engine.measure.gpu_work import RUNTIME
+from ndd_engine.measure.timeline import RUNTIME
 
 VENDORS = ("CUDA", "ROCm", "ROCm 6")
 _MEMORY = {"HtoD": "CopyHostToDevice", "DtoH": "CopyDeviceToHost", "DtoD": "CopyDeviceToDevice"}

@@ -18,10 +18,17 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api.measuring import MemoryPrediction, predict_memory, run_trial
     from .api.observing import Observation, observe
-    from .api.record_api import Record, find_bottlenecks, open_run
-    from .api.training_api import Result, run_training
+    from .api.training_api import (
+        MemoryPrediction,
+        Record,
+        Result,
+        find_bottlenecks,
+        open_run,
+        predict_memory,
+        run_training,
+        run_trial,
+    )
     from .config import Config
     from .diagnose.finding import Change, Evidence, Finding
     from .errors import ConfigError, MachineError, NddError, TrainingError, UsageError
@@ -56,10 +63,17 @@ __all__ = [
 ]  # fmt: skip
 # Where each name is defined, if not among the events.
 _MODULES = {
-    "api.measuring": ("MemoryPrediction", "predict_memory", "run_trial"),
     "api.observing": ("Observation", "observe"),
-    "api.record_api": ("Record", "find_bottlenecks", "open_run"),
-    "api.training_api": ("Result", "run_training"),
+    "api.training_api": (
+        "MemoryPrediction",
+        "Record",
+        "Result",
+        "find_bottlenecks",
+        "open_run",
+        "predict_memory",
+        "run_training",
+        "run_trial",
+    ),
     "config": ("Config",),
     "diagnose.finding": ("Change", "Evidence", "Finding"),
     "errors": ("ConfigError", "MachineError", "NddError", "TrainingError", "UsageError"),

@@ -15,16 +15,12 @@ from threading import get_ident, main_thread
 from typing import Any, Callable
 
 from . import CAPTURES
-from .attributes import attribute
+from .apart import Dropped, dumps, gc, os, ours, time
 from .clock import CHECKPOINT, CURRENT, EVALUATE, LAST, NAMES, OTHER, S, gpu, now, rest
-from .exceptions import Dropped, ours
-from .library import dumps, gc, os, time
-from .listening import profiled
-from .looks import Looks, key_of, modules_within
+from .looks import Looks, attribute, key_of, modules_within, own, own_frame
+from .mapped import ANCHOR, NOTED
 from .modules import Modules
-from .own import own, own_frame
-from .phases import ANCHOR, NOTED
-from .probes import Probes
+from .probes import Probes, profiled
 from .steps import Steps
 
 # Steps of a capture, and nanoseconds after which it ends.

@@ -1,50 +1,73 @@
-"""The clock of a watched process. Exactly one phase is current at any time, so the phases add up to the wall time.
+"""The clocks of a watched process: that of its phases, that of a GPU, and of copies to it and waits for it.
+
+Reads a GPU without waiting for it: the phases of some steps by its own clock, and values that it has computed.
+
+A GPU runs behind the host. So a timing event is recorded at each phase change of a step, and read some steps later,
+when a query shows that the GPU has passed the last one. Values are copied to pinned memory and read in the same way.
+Nothing here ever synchronises, and nothing happens while the script captures a CUDA graph.
+
+The clock of a watched process. Exactly one phase is current at any time, so the phases add up to the wall time.
 
 The state is in memory that others can read, see `mapped`, and what is called in every step repeats the lines of `enter`
 instead of calling it: between the operations of a step, each Python function costs about a microsecond.
+
+Times reads of tensors on a GPU, which wait for it, in a profiled step: `loss.item()`, `if loss:`, `x.to("cpu")`.
+
+No profiler sees all of them. Python calls `__float__` and other methods of operators from C, and a call of `to` does
+not tell where the copy goes. The function with the training loop has been called before the step begins. So for that
+one step, the class torch.Tensor gets functions of these names, which call the methods.
+
+Times copies to the GPU in the script's own loop: `x.to(device)`, `x.cuda()`.
+
+They are methods in C, in which no probe has a place. So once a script trains on a GPU, the class torch.Tensor gets
+functions of these names, which call the methods. A cast is no copy: it ends on the device where it began. A call within
+a forward pass, a dataset or an optimizer is part of that.
 """
 
 from __future__ import annotations
 
+import sys
 import time
 from array import array
-from typing import Callable
+from collections import deque
+from collections.abc import Sequence
+from threading import get_ident
+from typing import Any, Callable
 
-from .device import DeviceClock
+from .apart import module_of, ours
+from .looks import Looks
 from .mapped import (
+    BACKWARD,
     BASE,
     BEGUN,
+    CHECKPOINT,
+    CLIP,
     COLUMNS,
     CURRENT,
+    DATA_WAIT,
     DONE,
+    EVALUATE,
+    FORWARD,
     LAST,
     LENGTHS_AT,
+    LOSS,
     MOST_LENGTHS,
     MOST_ROWS,
+    NAMES,
+    OPTIMIZER,
+    OTHER,
+    PHASES,
     REST,
     ROW,
     ROW_WIDTH,
     ROWS,
     ROWS_AT,
     TIMED,
-    TRAINER,
-    Memory,
-)
-from .phases import (
-    BACKWARD,
-    CHECKPOINT,
-    CLIP,
-    DATA_WAIT,
-    EVALUATE,
-    FORWARD,
-    LOSS,
-    NAMES,
-    OPTIMIZER,
-    OTHER,
-    PHASES,
     TO_DEVICE,
+    TRAINER,
     WAITING,
     ZERO_GRAD,
+    Memory,
 )
 
 # What the hooks need of all this comes from here.
@@ -52,6 +75,270 @@ __all__ = [
     "BACKWARD", "BASE", "CHECKPOINT", "CLIP", "CURRENT", "DATA_WAIT", "DONE", "EVALUATE", "FORWARD", "LAST", "LOSS",
     "NAMES", "OPTIMIZER", "OTHER", "PHASES", "TIMED", "TO_DEVICE", "TRAINER", "WAITING", "ZERO_GRAD",
 ]  # fmt: skip
+
+Then = Callable[[list[float]], None]
+
+# Only some steps a second carry events: each costs 2 to 4 microseconds of host time.
+SAMPLE_NS = 10**8
+# Steps whose events, and values whose copies, have not been read yet.
+MOST_PENDING = 16
+NEVER = 1 << 62
+# Evaluations in a step.
+MOST_SPANS = 4
+# Values that are on their way at the same time.
+MOST_VALUES = 64
+# Errors after which nothing more is timed.
+MOST_ERRORS = 3
+
+
+class DeviceClock:
+    """The clock of the GPU that a thread trains on.
+
+    marks: (phase that begins, event) of the present step; empty if it is not timed here. failed: the first error, ""
+    without one.
+    """
+
+    def __init__(self) -> None:
+        self.marks: list[tuple[int, Any]] = []
+        self.failed, self._errors = "", 0
+        # Of a capture: hears the phases instead, see `listen`.
+        self._listener: Any = None
+        # On the clock of the host: when the next step is to carry events.
+        self.due = NEVER
+        self._make: Callable[[], Any] | None = None
+        self._current: Callable[[], Any] = lambda: None
+        self._capturing: Callable[[], bool] = lambda: False
+        self._stream: Any = None
+        self._key = 0
+        self._pool: list[Any] = []
+        # Key of a step, or None for what is outside of the steps, and marks.
+        self._pending: deque[tuple[int | None, list[tuple[int, Any]]]] = deque()
+        # What is outside of the steps, since the present one has begun: marks, and the stream of each.
+        self._spans: list[tuple[Any, list[tuple[int, Any]]]] = []
+        self._outside: dict[int, float] = {}
+
+    def prepare(
+        self,
+        make_event: Callable[[], Any],
+        current_stream: Callable[[], Any],
+        capturing: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Begin to time, perhaps on another GPU than before: what is not read yet is dropped.
+
+        make_event: creates an event that times. capturing: whether the stream captures a graph.
+        """
+        self.drop()
+        self._pending.clear()
+        self._spans, self._pool = [], []  # an event belongs to the GPU that has recorded it first
+        self._make, self._current, self._capturing = make_event, current_stream, capturing
+        self.due = 0
+
+    def begin(self, phase: int, key: int = 0) -> None:
+        """The step that begins now in this phase carries events. All are recorded on the stream that is current now."""
+        if self._make is None or self.marks or len(self._pending) >= MOST_PENDING:
+            return
+        self._key = key
+        try:
+            if not self._capturing():
+                self._stream = self._current()
+                self._record(phase)
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+
+    def mark(self, phase: int) -> None:
+        """A phase begins, in a step with marks."""
+        try:
+            if self._listener is not None:
+                self._listener.mark(phase)
+            elif self._capturing():
+                self.drop()
+            else:
+                self._record(phase)
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+
+    def leave_steps(self, phase: int) -> None:
+        """A phase begins that is perhaps outside of the steps, such as an evaluation: all of them are timed."""
+        if self._make is None or len(self._pending) >= 2 * MOST_PENDING or len(self._spans) >= MOST_SPANS:
+            return
+        try:
+            if not self._capturing():
+                stream = self._current()
+                self._spans.append((stream, [(phase, self._event(stream))]))
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+
+    def back_to_steps(self) -> None:
+        """It has ended."""
+        if not self._spans or len(self._spans[-1][1]) > 1:
+            return
+        stream, (first,) = self._spans[-1]
+        try:
+            if self._capturing():
+                self._spans.pop()
+            else:
+                self._spans[-1] = stream, [first, (first[0], self._event(stream))]
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+
+    def set_aside(self) -> None:
+        """What began and ended outside of the steps is no part of the present one."""
+        self._pending.extend((None, span) for _, span in self._spans if len(span) > 1)
+        self._spans = [one for one in self._spans if len(one[1]) == 1]
+
+    def outside(self) -> dict[int, float]:
+        """Nanoseconds of each phase outside of the steps that `read` has met since the last call."""
+        found, self._outside = self._outside, {}
+        return found
+
+    def rename(self, old: int, new: int) -> None:
+        """A phase of the present step is another one."""
+        if self._listener is not None:
+            self._listener.rename(old, new)
+        self._spans.clear()
+        self.marks[:] = [(new if phase == old else phase, event) for phase, event in self.marks]
+
+    def take_back(self, phase: int) -> None:
+        """The phase that was marked last was another one."""
+        if self._listener is not None:
+            self._listener.take_back(phase)
+        elif self.marks:
+            self.marks[-1] = phase, self.marks[-1][1]
+
+    def drop(self) -> None:
+        """Do not time this step."""
+        if self._listener is None:
+            self._pool.extend(event for _, event in self.marks)
+            self.marks.clear()
+
+    def listen(self, listener: Any) -> None:
+        """Have `mark`, `rename` and `take_back` of a listener called instead of timing steps, until it is None."""
+        if self._listener is not None:
+            self.marks.clear()
+        self._listener = None
+        self.drop()
+        if listener is not None:
+            self.marks.append((0, None))  # the hooks call `mark` where there are any
+        self._listener = listener
+
+    def end(self) -> None:
+        """The step has ended; the last mark tells when."""
+        if self.marks and self._listener is None:
+            self._pending.append((self._key, self.marks[:]))
+            self.marks.clear()
+
+    def read(self) -> list[tuple[int, dict[int, float]]]:
+        """(key, nanoseconds of each phase) of the steps that the GPU has finished since the last call."""
+        found: list[tuple[int, dict[int, float]]] = []
+        if not self._pending:
+            return found
+        try:
+            if self._capturing():  # a query would make the capture fail
+                return found
+            while self._pending and self._pending[0][1][-1][1].query():
+                key, marks = self._pending.popleft()
+                row: dict[int, float] = {}
+                for (phase, begin), (_, end) in zip(marks, marks[1:]):
+                    row[phase] = row.get(phase, 0.0) + begin.elapsed_time(end) * 1e6  # milliseconds
+                self._pool.extend(event for _, event in marks)
+                if key is not None:
+                    found.append((key, row))
+                else:
+                    for phase, spent in row.items():
+                        self._outside[phase] = self._outside.get(phase, 0.0) + spent
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+        return found
+
+    def forget(self) -> None:
+        """Time nothing more, and drop what is not read yet."""
+        self.due, self._make, self._listener = NEVER, None, None
+        self.marks.clear()
+        self._pending.clear()
+        self._spans, self._pool = [], []
+
+    def _record(self, phase: int) -> None:
+        self.marks.append((phase, self._event(self._stream)))
+
+    def _event(self, stream: Any) -> Any:
+        """An event that is recorded now."""
+        assert self._make is not None
+        event = self._pool.pop() if self._pool else self._make()
+        event.record(stream)
+        return event
+
+    def _fail(self, error: Exception) -> None:
+        """Drop what is not read yet. An error of the GPU reaches the training by itself, in its own next call."""
+        if not ours(error):
+            raise error
+        self.failed = self.failed or reason_of(error)
+        self._errors += 1
+        make, due = self._make, self.due
+        self.forget()
+        if self._errors < MOST_ERRORS:
+            self._make, self.due = make, due
+
+
+def reason_of(error: Exception) -> str:
+    """The first line of an error."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
+class DeviceValues:
+    """Values of tensors with one element on a GPU, some steps late. An error ends this; it reaches nobody.
+
+    failed: that error, "" without one.
+    """
+
+    def __init__(self, torch: Any, looks: Looks) -> None:
+        self._torch, self._looks = torch, looks
+        self._host: Any = None
+        # Places in the memory of the host, an event that follows the copies, and what gets the values.
+        self._pending: deque[tuple[list[int], Any, Then]] = deque()
+        self._next = self._used = 0
+        self.failed = ""
+
+    def send(self, tensors: Sequence[Any], then: Then) -> None:
+        """Queue copies to the host. then: called by `read` with the values in this order."""
+        torch, count = self._torch, len(tensors)
+        if self.failed or self._used + count > MOST_VALUES or torch.cuda.is_current_stream_capturing():
+            return
+        try:
+            # No function or mode of the script sees this.
+            with self._looks.silent():
+                if self._host is None:
+                    self._host = torch.empty(MOST_VALUES, dtype=torch.float32, device="cpu", pin_memory=True)
+                places = [(self._next + number) % MOST_VALUES for number in range(count)]
+                for place, tensor in zip(places, tensors):
+                    self._host[place].copy_(tensor.detach().reshape(()), non_blocking=True)
+                event = torch.cuda.Event()
+                event.record(torch.cuda.current_stream(tensors[0].device))
+            self._pending.append((places, event, then))
+            self._next, self._used = (self._next + count) % MOST_VALUES, self._used + count
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+
+    def read(self) -> None:
+        """Hand the values over that have arrived."""
+        if not self._pending or not self._looks.allowed() or self._torch.cuda.is_current_stream_capturing():
+            return
+        try:
+            while self._pending and self._pending[0][1].query():
+                places, _, then = self._pending.popleft()
+                self._used -= len(places)
+                with self._looks.silent():
+                    values = [float(self._host[place].item()) for place in places]
+                then(values)
+        except Exception as error:  # noqa: BLE001
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        """See `DeviceClock._fail`."""
+        if not ours(error):
+            raise error
+        self.failed = reason_of(error)
+        self._pending.clear()
+
 
 now = time.perf_counter_ns
 
@@ -133,3 +420,186 @@ def lengths(begin: int) -> list[int]:
     end = S[DONE]
     found = (S[LENGTHS_AT + step % MOST_LENGTHS] >> 1 for step in range(max(begin, end - MOST_LENGTHS), end))
     return [length for length in found if length]
+
+
+# Methods, and what they are called in a report. torch warns once where a tensor with a gradient becomes a number.
+_NUMBERS = {"__float__": "float", "__int__": "int", "__bool__": "bool", "item": "item", "tolist": "tolist"}
+# Functions of torch that read values, and what they are called.
+_READERS = {"__format__": "format", "__repr__": "repr", "__contains__": "in"}
+_NAMES = {**_NUMBERS, "cpu": "cpu", "nonzero": "nonzero", "numpy": "numpy", "to": "to"}
+
+
+class Blocking:
+    """spent: calls and nanoseconds by (code that calls, its line, name)."""
+
+    def __init__(self) -> None:
+        self.spent: dict[tuple[Any, int, str], list[int]] = {}
+        # By name: our function, and one in the class that was there before.
+        self._put: dict[str, tuple[Any, Any]] = {}
+        self._kind: Any = None
+
+    def begin(self) -> None:
+        """Begin on this thread, if torch uses a GPU in this process."""
+        self.spent = {}
+        torch: Any = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            return
+        if overridden(torch) or watched(torch._C):
+            return
+        self._kind = torch.Tensor
+        for name in _NAMES:
+            before = self._kind.__dict__.get(name)
+            function = self._timed(torch, name, getattr(self._kind, name))
+            setattr(self._kind, name, function)
+            self._put[name] = function, before
+
+    def end(self) -> None:
+        """End; safe to call twice."""
+        while self._put:
+            name, (function, before) = self._put.popitem()
+            if self._kind.__dict__.get(name) is not function:
+                continue  # somebody has put another one in its place
+            if before is None:
+                delattr(self._kind, name)
+            else:
+                setattr(self._kind, name, before)
+
+    def _timed(self, torch: Any, name: str, method: Callable[..., Any]) -> Any:
+        kinds, detach = (torch.Tensor, torch.nn.Parameter), torch.Tensor.detach
+        modes, thread, spent, told = torch._C._len_torch_function_stack, get_ident(), self.spent, _NAMES[name]
+        end = self.end
+        copies, number = name == "to", name in _NUMBERS
+        inside = torch.Tensor.__format__.__code__.co_filename, sys.modules["torch._tensor_str"].__file__
+
+        def read(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if modes() and watched(torch._C):
+                end()
+                return method(self, *args, **kwargs)
+            if type(self) not in kinds or get_ident() != thread or on_host(self):
+                return method(self, *args, **kwargs)
+            # torch's warning would name this line.
+            given = detach(self) if number and self.requires_grad else self
+            begin = now()
+            found = method(given, *args, **kwargs)
+            took = now() - begin
+            if not copies or on_host(found):
+                frame, what = sys._getframe(1), told
+                # torch itself reads it, for `print(x)` and the like.
+                while frame.f_code.co_filename in inside and frame.f_back is not None:
+                    what = _READERS.get(frame.f_code.co_name, what)
+                    frame = frame.f_back
+                one = spent.setdefault((frame.f_code, frame.f_lineno, what), [0, 0])
+                one[0] += 1
+                one[1] += took
+            return found
+
+        return like(read, name, method)
+
+
+def like(function: Any, name: str, method: Any) -> Any:
+    """The function, with the names of the method of torch.Tensor in whose place it is put."""
+    function.__name__, function.__qualname__ = name, f"Tensor.{name}"
+    function.__module__, function.__doc__ = "torch", method.__doc__
+    return function
+
+
+def on_host(tensor: Any) -> bool:
+    """Whether reading this tensor waits for no device."""
+    return bool(tensor.is_cpu)
+
+
+def watched(core: Any) -> bool:
+    """Whether a mode that is not torch's sees functions and methods at present. core: torch._C."""
+    modes = (core._get_function_stack_at(place) for place in range(core._len_torch_function_stack()))
+    return any(not module_of(type(mode)).startswith("torch.") for mode in modes)
+
+
+def overridden(torch: Any) -> bool:
+    """Whether a class of tensors that is not torch's gets methods to see, with its `__torch_function__`.
+
+    torch looks up the method of torch.Tensor for it, and it may compare that with one that it has looked up before.
+    """
+    disabled = torch._C._disabled_torch_function_impl
+    kinds = [torch.Tensor]
+    while kinds:
+        for kind in type.__subclasses__(kinds.pop()):
+            kinds.append(kind)
+            attributes = type.__getattribute__(kind, "__dict__")
+            seen = attributes.get("__torch_function__", disabled) is not disabled
+            if seen and not str(attributes.get("__module__")).startswith("torch."):
+                return True
+    return False
+
+
+_MOVES = ("to", "cuda")
+
+
+class Copies:
+    """failed: called with an error of ours. unseen: called with the names of what is not timed, and why."""
+
+    def __init__(
+        self,
+        torch: Any,
+        looks: Looks,
+        failed: Callable[[BaseException], None],
+        unseen: Callable[[list[str], str], None],
+    ) -> None:
+        self._torch, self._kind = torch, torch.Tensor
+        self._looks, self._failed, self._unseen = looks, failed, unseen
+        self._put: dict[str, Any] = {}
+
+    def put(self) -> None:
+        """Put the functions in place, if nobody sees them. Raises AttributeError if torch has no such method."""
+        if overridden(self._torch) or watched(self._torch._C):
+            self._tell()
+            return
+        for name in _MOVES:
+            if name not in self._kind.__dict__:
+                self._put[name] = self._timed(getattr(self._kind, name))
+                setattr(self._kind, name, self._put[name])
+
+    def remove(self) -> None:
+        """Take them out, except where somebody has put others in their place."""
+        while self._put:
+            name, function = self._put.popitem()
+            if self._kind.__dict__.get(name) is function:
+                delattr(self._kind, name)
+
+    def _tell(self) -> None:
+        self._unseen([f"torch.Tensor.{name}" for name in _MOVES], "a class or a mode of the script sees them")
+
+    def _timed(self, method: Callable[..., Any]) -> Any:
+        traced, looks, failed = self._looks.traced, self._looks, self._failed
+        modes, core = self._torch._C._len_torch_function_stack, self._torch._C
+        remove, tell = self.remove, self._tell
+
+        def copy(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+            if modes() and watched(core):
+                try:
+                    remove()  # the mode is given what torch.Tensor has under this name
+                    tell()
+                except Exception as error:  # noqa: BLE001
+                    failed(error)
+                return method(self, *args, **kwargs)
+            if S[TIMED] != get_ident() or S[CURRENT] != OTHER or traced() or not looks.is_tensor(self):
+                return method(self, *args, **kwargs)
+            marked = bool(marks)
+            if marked:
+                mark(TO_DEVICE)
+            begin = now()
+            found = method(self, *args, **kwargs)
+            end = now()
+            try:
+                if S[CURRENT] == OTHER and looks.copied(self, found):
+                    row[OTHER] += begin - S[LAST]
+                    row[TO_DEVICE] += end - begin
+                    S[LAST] = end
+                elif marked:
+                    gpu.take_back(OTHER)
+                if marked and marks:
+                    mark(OTHER)
+            except Exception as error:  # noqa: BLE001
+                failed(error)
+            return found
+
+        return like(copy, method.__name__, method)

@@ -12,8 +12,7 @@ from functools import wraps
 from types import ModuleType
 from typing import Any, Callable
 
-from .exceptions import Contained, Dropped, ours
-from .library import module_of, os
+from .apart import Contained, Dropped, module_of, os, ours
 from .probes import Probes
 
 Put = Callable[..., None]

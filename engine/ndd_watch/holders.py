@@ -1,12 +1,21 @@
-"""Looks once at what a process keeps: which containers and tensors have grown since an earlier look, and who has them.
+"""What a process keeps, on request: what grows and who refers to it, and lines that allocate GPU memory.
+
+Looks once at what a process keeps: which containers and tensors have grown since an earlier look, and who has them.
 
 A look goes through the objects that Python's garbage collector knows. It runs no code of the script: types are compared
 exactly, and what is in an object is read as the collector reads it. It keeps numbers, never an object.
+
+On request, has torch record which lines allocate GPU memory, and writes its snapshot when the memory runs out.
+
+The snapshot is written where the error ends the script: the memory of the failed step is still in use then. torch's
+recording takes about 2 microseconds per allocation, which is why it is not on by itself.
 """
 
 from __future__ import annotations
 
 import functools
+import os as _os
+import pickle
 import sys
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -15,10 +24,10 @@ from itertools import chain, compress, islice
 from statistics import median
 from typing import Any, Callable, NamedTuple
 
-from .attributes import attributes, class_name, file_of, namespace, slots, variables
-from .library import gc, time
-from .looks import Looks, key_of
-from .own import own_frame
+from . import MEMORY
+from .apart import Dropped, gc, time
+from .looks import Looks, attributes, class_name, file_of, key_of, namespace, own_frame, slots, variables
+from .probes import Probes
 
 # The processor time after which a look ends, with what it has found; and the search for names.
 LOOK_NS, NAME_NS = 150_000_000, 150_000_000
@@ -417,3 +426,78 @@ def _keys(names: Any, value: Any) -> list[str]:
 def _locals(frame: Any) -> list[tuple[str, int]]:
     """The variables of a function that runs, with the keys of their values."""
     return [(name, key_of(value)) for name, value in variables(frame).items() if type(value) not in _SIZED]
+
+
+# Out of memory on a GPU where torch does not raise its own OutOfMemoryError, because a library, the driver or the
+# compiler allocates. A pattern, in any case of its letters.
+OF_GPU = (
+    r"\b(?:CUDA|HIP|cuDNN|MIOpen|NCCL|RCCL)\b[^\n]{0,40}\bout of memory|\bfailed to allocate (?:GPU|device) memory"
+    r"|\b(?:CU|HIP)[A-Z]+_(?:STATUS_)?ALLOC_FAILED|CUDNN_STATUS_\w*ALLOC(?:ATION)?_FAILED"
+    r"|rocblas_status_memory_error|rocsparse_status_memory_error|miopenStatusAllocFailed"
+    r"|\b(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)\b|\b(?:CUDA|HIP)_ERROR_OUT_OF_MEMORY\b"
+)
+# The start of the names of snapshots.
+NAME = "memory"
+# Entries of the history that are kept, the newest ones.
+ENTRIES = 20_000
+
+
+class Allocations:
+    """Of this process."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._folder = _os.environ.get(MEMORY, "")
+        self._recording = False
+
+    def begin(self, probes: Probes) -> None:
+        """Record from the moment on at which the script uses CUDA."""
+
+        def initialised(_probe: Any, zero: int) -> int:
+            with Dropped():
+                self._record()
+            return zero
+
+        if self._folder:
+            probes.put(self._torch.cuda._lazy_init, None, initialised, False)
+
+    def failed(self, error: Any) -> None:
+        """This error ends the script. Where the GPU's memory ran out, write the snapshot."""
+        if not self._recording:
+            return
+        with Dropped():
+            if not self._of_gpu(error):
+                return
+            body = self._torch.cuda.memory._snapshot()
+            rank = _os.environ.get("RANK", "")
+            place = _os.path.join(
+                self._folder, f"{NAME}-{rank}.pickle" if rank.isdigit() else f"{NAME}.pickle"
+            )
+            unfinished = f"{place}.{_os.getpid()}.tmp"
+            with open(unfinished, "wb") as file:
+                pickle.dump(body, file)
+                file.flush()
+                _os.fsync(file.fileno())
+            _os.replace(unfinished, place)
+
+    def _of_gpu(self, error: Any) -> bool:
+        """Whether a GPU's memory ran out. A class of the script is not asked for its text: that would run its code."""
+        if isinstance(error, self._torch.OutOfMemoryError):
+            return True
+        torchs = RuntimeError, getattr(self._torch, "AcceleratorError", RuntimeError)
+        text = error.args[0] if type(error) in torchs and error.args else None
+        if type(text) is not str:
+            return False
+        import re  # the script has ended
+
+        return re.search(OF_GPU, text, re.IGNORECASE) is not None
+
+    def _record(self) -> None:
+        if not self._recording and self._torch.cuda.is_initialized():
+            self._recording = True
+            record(self._torch.cuda.memory)
+
+
+def record(memory: Any) -> None:
+    """Have torch record a Python stack for each allocation. memory: torch.cuda.memory."""
+    memory._record_memory_history("all", context="alloc", stacks="python", max_entries=ENTRIES)

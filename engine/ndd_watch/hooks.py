@@ -10,8 +10,6 @@ import sys
 from threading import get_ident
 from typing import Any, Callable
 
-from .attributes import attribute, function_of
-from .by_hand import ByHand
 from .clock import (
     BACKWARD,
     BASE,
@@ -37,16 +35,13 @@ from .clock import (
     now,
     row,
 )
-from .listening import watch
-from .looks import Looks, key_of
+from .finite import Origin
+from .looks import Looks, Places, attribute, function_of, key_of, own_frame
+from .loops import Passes, subclasses, takes_closure, wraps_steps
 from .mapped import LENGTHS_AT, MICRO, MOST_LENGTHS, OPEN
 from .modules import Modules
-from .optimizers import subclasses, takes_closure, wraps_steps
-from .origin import Origin
-from .own import Places, own_frame
-from .passes import Passes
-from .probes import Look, Probes, Rests
-from .steps import LOSS_NS, Steps
+from .probes import Look, Probes, Rests, watch
+from .steps import LOSS_NS, ByHand, Steps
 from .waits import Waits
 
 

@@ -7,34 +7,24 @@ from threading import get_ident
 from typing import Any, Callable
 
 from . import FOLDER, clock, trying
-from .allocations import Allocations
-from .asides import Asides
+from .apart import Dropped, WithoutCompiler, open_file, os, ours, skip_ours, threading, without_our_frames
 from .captures import Captures
-from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, S, memory
+from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, Copies, DeviceValues, S, memory
 from .collecting import Collecting
-from .compilers import WithoutCompiler, skip_ours
-from .copies import Copies
-from .device import DeviceValues
-from .emit import FOLDER_AT_START, Emitter, reason_of
-from .ends import Ends
-from .exceptions import Dropped, ours, without_our_frames
+from .emit import FOLDER_AT_START, Emitter, Requests, reason_of
+from .finite import Origin
 from .frameworks import Frameworks, Wishes, numbers
-from .holders import Holders
+from .holders import Allocations, Holders
 from .hooks import Hooks
-from .library import open_file, os, threading
-from .listening import Learning, make_way
-from .looks import Looks, groups_of, key_of
-from .mapped import ELSEWHERE, NATIVE
+from .looks import Looks, groups_of, key_of, own
+from .loops import Ends
+from .mapped import ELSEWHERE, NATIVE, in_use
 from .modules import Modules
-from .origin import Origin
-from .outside import Outside
-from .own import own
-from .process import in_use
-from .profiler import StepProfiler
-from .requests import Requests
-from .sizes import Sizes
+from .probes import Learning, make_way
+from .profiler import Asides, StepProfiler
+from .slowing import Sizes, Tables
 from .steps import PROFILE_NS, Steps
-from .tables import Tables
+from .trying import Outside
 from .waits import place
 
 # Hooks of one module, or whatever else is counted, from which on it is asked where they are added.

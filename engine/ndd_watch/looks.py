@@ -1,19 +1,198 @@
-"""Looks at what belongs to the script without running code of the script: only at objects of exactly known types.
+"""Looks at what belongs to the script, without running code of it, and tells which code is its own.
+
+Attributes, variables and functions, found without running code of the script, such as properties and metaclasses.
+
+Looks at what belongs to the script without running code of the script: only at objects of exactly known types.
 
 A subclass of a tensor or a container may count its reads, raise, or compute. Where a dispatch or function mode of the
 script is active, or torch traces, even an ordinary tensor does not stay unnoticed.
+
+Which code is the user's own, or a workload's, and where in it a thread is, or something is made.
 """
 
 from __future__ import annotations
 
 import math
+import os as _os
 import sys
+import sysconfig
+import tempfile
+import types
 from collections.abc import Iterable, Iterator
-from functools import partial
-from types import ModuleType
+from dis import get_instructions
+from functools import lru_cache, partial
+from inspect import CO_OPTIMIZED
+from types import FunctionType, GeneratorType, ModuleType
 from typing import Any, Callable
 
-from .attributes import attribute, attributes
+from .apart import Dropped, module_of, os
+
+# What a class has, whatever its metaclass says.
+bases: Callable[[Any], Any] = type.__dict__["__mro__"].__get__
+namespace: Callable[[Any], Any] = type.__dict__["__dict__"].__get__
+class_name: Callable[[Any], str] = type.__dict__["__name__"].__get__
+# Elements from which on the Python objects of a dataset are many, and datasets within datasets.
+MANY, WITHIN = 10_000, 3
+
+# Attributes in which a dataset has its transforms, or what it is made of; and transforms that change items at random,
+# besides those whose names begin so.
+TRANSFORMS = frozenset({
+    "dataset", "transform", "transforms", "augment", "augmentation", "augmentations", "aug", "pipeline", "_modules",
+})  # fmt: skip
+RANDOM = frozenset({
+    "ColorJitter", "AutoAugment", "AugMix", "TrivialAugmentWide", "RandAugment", "GaussianNoise", "ElasticTransform",
+    "MixUp", "CutMix", "SpecAugment", "TimeMasking", "FrequencyMasking",
+})  # fmt: skip
+MOST_LOOKS = 64
+# What a function calls to get its own variables.
+_SEEN_BY_ITSELF = frozenset({"locals", "vars", "eval", "exec"})
+_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
+# What functions call to draw random numbers, and what those call that draw the same ones whenever an item is read.
+DRAWS = frozenset({
+    "random", "uniform", "randint", "randrange", "choice", "gauss", "shuffle", "normal", "rand", "randn", "randperm",
+    "bernoulli", "uniform_", "normal_",
+})  # fmt: skip
+SEEDS = frozenset({"manual_seed", "seed", "Generator", "generator", "default_rng", "RandomState", "Random"})
+
+
+def python_objects(dataset: Any) -> list[Any] | None:
+    """[attribute, type, length, type of an element] of the longest list or dictionary of a dataset; None without."""
+    best: tuple[int, list[Any] | None] = MANY - 1, None
+    for _ in range(WITHIN):
+        found = attributes(dataset)
+        if type(found) is not dict:
+            break
+        for name, value in list(found.items()):
+            kind = type(value)
+            if type(name) is str and kind in (list, tuple, dict) and len(value) > best[0]:
+                element = next(iter(value.values() if kind is dict else value))
+                best = len(value), [name, class_name(kind), len(value), class_name(type(element))]
+        dataset = found.get("dataset")  # of a Subset
+    return best[1]
+
+
+def augments(dataset: Any) -> str:
+    """What of a dataset makes items at random: the class of a transform, "RandomCrop", or a function; "" if unknown."""
+    todo, looks = [(dataset, 0)], 0
+    while todo and looks < MOST_LOOKS:
+        looks += 1
+        value, depth = todo.pop(0)
+        kind = type(value)
+        if kind is list or kind is tuple:
+            todo += [(one, depth) for one in value[:MOST_LOOKS]]
+            continue
+        name = class_name(kind)
+        if depth and (name.startswith("Random") or name in RANDOM):
+            return name
+        function = value if kind is types.FunctionType else None if depth else _reads_item(kind)
+        if function is not None and _draws(function.__code__):
+            return str(function.__qualname__)
+        found = attributes(value)
+        if depth <= WITHIN and type(found) is dict:
+            todo += [
+                (list(dict.values(one)) if type(one) is dict else one, depth + (key != "dataset"))
+                for key, one in list(found.items())
+                if type(key) is str and key in TRANSFORMS
+            ]
+    return ""
+
+
+def variables(frame: Any) -> dict[str, Any]:
+    """The variables of a function that runs; empty where a debugger or itself reads them, up to Python 3.12.
+
+    There, reading them changes the dictionary that `locals()` has given, and leaves one with all of them in the frame,
+    which would keep them alive. It is emptied, unless somebody else has it.
+    """
+    old = sys.version_info < (3, 13)
+    if old and (sys.gettrace() is not None or _sees_itself(frame.f_code)):
+        return {}
+    names = frame.f_locals
+    found = dict(names)
+    # Referred to by the frame, by `names`, and by the call. Variables of a class or a module are no copy.
+    if old and frame.f_code.co_flags & CO_OPTIMIZED and sys.getrefcount(names) <= 3:
+        names.clear()
+    return found
+
+
+def _sees_itself(code: Any) -> bool:
+    """Whether a function may ask for its own variables; `model.eval()` is only an attribute of that name."""
+    if _SEEN_BY_ITSELF.isdisjoint(code.co_names):
+        return False
+    return any(one.opname in _LOADS and one.argval in _SEEN_BY_ITSELF for one in get_instructions(code))
+
+
+def function_of(code: Any, names: dict[str, Any]) -> Any:
+    """The function with this code, also a method of a class of the module; None if it is not found.
+
+    names: the globals of its module. Before Python 3.11, a method in a class within a class is not found.
+    """
+    name = code.co_name
+    outer, _, _ = getattr(code, "co_qualname", "").rpartition(".")
+    if outer:
+        holders = [_class_named(outer.split("."), names)]
+    else:
+        holders = [value for value in list(names.values()) if issubclass(type(value), type)]
+    found = [names.get(name), *(namespace(kind).get(name) for kind in holders if kind is not None)]
+    functions = (one.__func__ if type(one) in (staticmethod, classmethod) else one for one in found)
+    return next((one for one in functions if type(one) is types.FunctionType and one.__code__ is code), None)
+
+
+def _class_named(path: list[str], names: dict[str, Any]) -> Any:
+    kind = names.get(path[0])
+    for name in path[1:]:
+        kind = namespace(kind).get(name) if issubclass(type(kind), type) else None
+    return kind if issubclass(type(kind), type) else None
+
+
+def _reads_item(kind: Any) -> Any:
+    """The function by which datasets of a class read an item; None without one."""
+    found = next(
+        (namespace(base)["__getitem__"] for base in bases(kind) if "__getitem__" in namespace(base)), None
+    )
+    return found if type(found) is types.FunctionType else None
+
+
+def _draws(code: Any) -> bool:
+    names = set(code.co_names) | {
+        name for one in code.co_consts if type(one) is tuple for name in one if type(name) is str
+    }
+    return bool(names & DRAWS) and not names & SEEDS
+
+
+def attributes(thing: Any) -> Any:
+    """The attributes of an object; None if it has none. A property of this name is not run."""
+    for base in bases(type(thing)):
+        found = namespace(base).get("__dict__")
+        if found is not None:
+            return found.__get__(thing) if type(found) is types.GetSetDescriptorType else None
+    return None
+
+
+def attribute(thing: Any, name: str) -> Any:
+    """An attribute that an object itself has; None without it. Nothing of its class is run."""
+    found = attributes(thing)
+    return found.get(name) if type(found) is dict else None
+
+
+def slots(thing: Any, value: Any) -> list[str]:
+    """The slots in which an object has a value."""
+    found = []
+    for base in bases(type(thing)):
+        for name, slot in list(namespace(base).items()):
+            if type(slot) is types.MemberDescriptorType:
+                with Dropped(AttributeError):  # it is empty
+                    if slot.__get__(thing) is value:
+                        found.append(name)
+    return found
+
+
+def file_of(kind: Any) -> str:
+    """The file of the module in which a class is defined."""
+    name = namespace(kind).get("__module__")
+    module = sys.modules.get(name) if type(name) is str else None
+    found = getattr(module, "__file__", None) if type(module) is types.ModuleType else None
+    return os.path.abspath(found) if type(found) is str else ""
+
 
 # Tells objects apart while they exist. Unlike `id`, Python does not report it to audit hooks, which would take about a
 # microsecond in a step.
@@ -215,3 +394,163 @@ def modules_within(root: Any) -> Iterator[tuple[str, Any]]:
         inner = attribute(module, "_modules")
         if type(inner) is dict:
             todo += [(f"{name}.{key}" if name else str(key), one) for key, one in reversed(inner.items())]
+
+
+# Files of the folder of workloads, by the beginnings of their names, that only call the user's code.
+_PLUMBING = ("base", "factory_data", "own_module", "registry", "result")
+_SAMPLERS, _OF_TORCH = "torch.utils.data.sampler", "torch.utils.data."
+# Loaders and optimizers whose place is remembered.
+MOST_PLACES = 64
+
+
+def own(code: Any) -> bool:
+    """Whether a code object is the user's own: not Python's, torch's, that of an installed package, or this program's.
+
+    A built-in function is not.
+    """
+    if code is None or isinstance(code, str):
+        return False
+    return user_file(code.co_filename)
+
+
+@lru_cache(maxsize=4096)
+def user_file(name: str) -> bool:
+    """Whether a file is the user's own."""
+    for folder in product():
+        if name.startswith(folder):
+            _, inside, file = name.partition(_os.path.join(folder, "workloads", ""))
+            return bool(inside) and not file.startswith(_PLUMBING)
+    return not (name.startswith(_foreign()) or "site-packages" in name or "dist-packages" in name)
+
+
+@lru_cache(maxsize=1)
+def product() -> tuple[str, ...]:
+    """Folders of this program's packages, with a separator at the end."""
+    files = [getattr(sys.modules.get(name), "__file__", None) for name in ("ndd_engine", "ndd_console")]
+    return tuple(
+        _os.path.join(_os.path.dirname(_os.path.abspath(file)), "") for file in (__file__, *files) if file
+    )
+
+
+@lru_cache(maxsize=1)
+def _foreign() -> tuple[str, ...]:
+    """What files begin with that are Python's, torch's, or made by torch.compile."""
+    paths = sysconfig.get_paths()
+    folders = {
+        paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts") if name in paths
+    }
+    torch = getattr(sys.modules.get("torch"), "__file__", None)
+    folders |= {_os.path.dirname(file) for file in (_os.__file__, torch) if file}
+    # A frame may name the target of a symbolic link.
+    folders |= {_os.path.realpath(folder) for folder in folders}
+    compiled = _os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _os.path.join(
+        tempfile.gettempdir(), "torchinductor_"
+    )
+    return (*(_os.path.join(folder, "") for folder in sorted(folders)), compiled, "<")
+
+
+def short(file: str) -> str:
+    """The path relative to the working directory if inside it, otherwise its last two parts."""
+    try:
+        here = _os.path.join(_os.getcwd(), "")
+    except OSError:  # the folder was deleted
+        here = _os.sep
+    return file[len(here) :] if file.startswith(here) else "/".join(file.split(_os.sep)[-2:])
+
+
+def own_frame(frame: Any, own: Callable[[Any], bool]) -> Any:
+    """The innermost frame of the user's own code, from this one outwards; None if there is none."""
+    while frame is not None and not own(frame.f_code):
+        frame = frame.f_back
+    return frame
+
+
+class Places:
+    """Where in a script its loaders and optimizers are made: the edit of a setting belongs there.
+
+    own: whether a code object is the script's own.
+    """
+
+    def __init__(self, own: Callable[[Any], bool]) -> None:
+        self._own = own
+        # By id of an optimizer, and of the dataset of a loader: file and line.
+        self._found: dict[int, tuple[str, int]] = {}
+
+    def of(self, thing: object) -> tuple[str, int] | None:
+        """File and line of an optimizer, or of the loader of a dataset; None if that is unknown."""
+        return self._found.get(id(thing))
+
+    def loader_of(self, iterator: Any) -> tuple[dict[str, Any], tuple[str, int] | None]:
+        """Settings of the loader that an iterator belongs to, and the place where it was made."""
+        dataset, sampler = iterator._dataset, iterator._index_sampler
+        workers = whole(iterator._num_workers) or 0
+        # Items of a dataset with an index, joined to batches, can be cached.
+        joined = getattr(iterator, "_auto_collation", None) is True
+        # A sampler of the script may compute it.
+        ordinary = module_of(type(sampler)) == _SAMPLERS
+        known = ordinary and module_of(type(getattr(sampler, "sampler", sampler))).startswith(_OF_TORCH)
+        return {
+            "workers": workers, "pin_memory": bool(iterator._pin_memory),
+            "prefetch": whole(getattr(iterator, "_prefetch_factor", None)) if workers else None,
+            "persistent": bool(getattr(iterator, "_persistent_workers", False)),
+            "in_order": getattr(iterator, "_in_order", None) if workers else None,
+            "fetch": "item" if joined and _is_tensors(iterator) else None,
+            "batch_size": whole(getattr(sampler, "batch_size", None)) if ordinary else None,
+            "drop_last": getattr(sampler, "drop_last", None) is True if ordinary else None,
+            "dataset": class_name(type(dataset)), "items": _items_of(iterator),
+            "uneven": joined and not (known and getattr(iterator, "_dataset_kind", None) == 0),
+            "sampler": class_name(type(getattr(sampler, "sampler", sampler) if ordinary else sampler)),
+            "augments": augments(dataset),
+            "reads": self._method_of(dataset, "__getitem__" if iterator._dataset_kind == 0 else "__iter__"),
+            "by_item": joined and getattr(iterator, "_dataset_kind", None) == 0,
+            "objects": python_objects(dataset) if workers else None,
+        }, self.of(dataset)  # fmt: skip
+
+    def _method_of(self, dataset: Any, name: str) -> tuple[str, int, str] | None:
+        """File, line and name of a method of the script's own; None for one of a library."""
+        for kind in bases(type(dataset)):
+            if name in namespace(kind):
+                method = namespace(kind)[name]
+                code = method.__code__ if type(method) is FunctionType else None
+                if code is None or not self._own(code):
+                    return None
+                return code.co_filename, code.co_firstlineno, f"{class_name(kind)}.{name}"
+        return None
+
+    def remember(self, thing: object, frame: Any) -> None:
+        """An optimizer, or the dataset of a loader, is made. frame: of the call."""
+        frame = own_frame(frame, self._own)
+        if frame is not None:
+            self._found[id(thing)] = (frame.f_code.co_filename, frame.f_lineno)
+            while len(self._found) > MOST_PLACES:
+                del self._found[next(iter(self._found))]
+
+
+def _is_tensors(iterator: Any) -> bool:
+    """Whether an iterator takes single items of tensors that could be indexed in whole batches."""
+    data, dataset = sys.modules["torch.utils.data"], iterator._dataset
+    if type(dataset) is data.Subset:
+        dataset = dataset.dataset
+    return type(dataset) is data.TensorDataset and iterator._collate_fn is data.default_collate
+
+
+def _items_of(iterator: Any) -> int | None:
+    """The length of the dataset that an iterator reads, as a sampler of torch has asked for it; None if unknown.
+
+    The samplers' generators have it among their variables: asking the dataset would run code of the script.
+    """
+    given = attribute(iterator, "_sampler_iter")
+    batches = given.gi_frame if type(given) is GeneratorType else None
+    if module_of(type(iterator._index_sampler)) != _SAMPLERS or batches is None:
+        return None
+    items = batches.f_locals.get("sampler_iter")
+    if type(items) is type(iter([])):  # what a sampler of several ranks gives
+        return len(items.__reduce__()[1][0]) or None  # that of an iterator at its end is empty
+    if type(items) is type(iter(range(0))):
+        of: Any = items.__reduce__()[1][0]
+        return int(of.stop)  # some Pythons leave out what was given
+    frame = items.gi_frame if type(items) is GeneratorType else None
+    if frame is not None and frame.f_globals.get("__name__") == _SAMPLERS:
+        found = frame.f_locals.get("n")
+        return found if type(found) is int else None
+    return None

@@ -9,7 +9,7 @@ import weakref
 from threading import get_ident
 from typing import Any, Callable
 
-from .attributes import attribute
+from .apart import module_of
 from .clock import (
     BASE,
     CURRENT,
@@ -30,13 +30,11 @@ from .clock import (
     now,
     row,
 )
-from .library import module_of
-from .looks import Looks, key_of
+from .looks import Looks, attribute, key_of
 from .mapped import INPUT
 from .probes import Look, Probes
-from .sizes import Sizes
+from .slowing import Sizes, Tables
 from .steps import Steps
-from .tables import Tables
 
 # Calls of modules within another one, up to which hearing them costs less than taking the probes out and putting them
 # back.

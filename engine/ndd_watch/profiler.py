@@ -1,23 +1,168 @@
-"""Profiles one step: which functions of the user's own code take long.
+"""Profiles one step, an evaluation and a checkpoint: which functions of the user's own code take long.
+
+A profiler of one thread by `sys.monitoring`, with what `_lsprof.Profiler` offers to ours (Python 3.12 and later).
+
+Profiles one step: which functions of the user's own code take long.
 
 A thread that reads the stack of another one sees its code only where it releases the interpreter lock. Python's own
 profiler sees every call, and slows down the one step for which it is on. Up to Python 3.11, it slows all bytecode down:
 a loop in pure Python took 1.7 times as long.
+
+Profiles an evaluation and a checkpoint, so that a report says which function takes their time.
+
+The first long evaluation is profiled from LATE_NS on, or else the second one from its beginning, or its end if it is
+long; of checkpoints the second one. After that, so rarely that it costs little.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any, Callable
 
-from .blocking import Blocking
+from .apart import time
 from .called import Called, Place, in_torch, key
-from .clock import NAMES, OTHER, now
-from .listening import LONGER, SPARE_NS, handles_alarms, profiled
-from .own import own_frame
-from .timed_calls import Calls
+from .clock import CHECKPOINT, EVALUATE, NAMES, OTHER, Blocking, now
+from .collecting import Collecting
+from .looks import own_frame
+from .probes import LONGER, SPARE_NS, free_tool, handles_alarms, profiled, tool_id
+
+# This module is loaded when the first step is profiled: by then the script may have replaced functions of the library.
+now_ns = time.perf_counter_ns
+
+
+@dataclass
+class _Entry:
+    """Of a function: calls, seconds with everything that it calls; and the same of each function that it calls."""
+
+    code: Any
+    callcount: int = 0
+    totaltime: float = 0.0
+    inside: dict[Any, _Entry] = field(default_factory=dict)
+    # Calls that have not ended: only the outermost one of a recursion counts its time.
+    open: int = 0
+
+    @property
+    def calls(self) -> list[_Entry]:
+        """The functions that it calls."""
+        return list(self.inside.values())
+
+
+class Calls:
+    """Arguments are those of `_lsprof.Profiler`, and without effect."""
+
+    def __init__(self, builtins: bool = True, subcalls: bool = True) -> None:
+        self._entries: dict[Any, _Entry] = {}
+        # Open calls: function, when it began, entry, and its entry in the one that calls it.
+        self._stack: list[tuple[Any, int, _Entry, _Entry | None]] = []
+        self._tool: int | None = None
+        self._thread = 0
+        # Called once a function begins after this moment; 0 for never.
+        self.until = 0
+        self.late: Callable[[], None] | None = None
+
+    def enable(self) -> None:
+        """Begin on this thread. Raises ValueError if no tool id is free."""
+        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
+        tool = tool_id()
+        if tool is None:
+            raise ValueError("no tool id is free")
+        monitoring.use_tool_id(tool, "ndd-console")
+        self._tool, self._thread = tool, get_ident()
+        events = monitoring.events
+        wanted = 0
+        for event, heard in (
+            (events.PY_START, self._began), (events.PY_RESUME, self._began), (events.PY_THROW, self._thrown),
+            (events.PY_RETURN, self._ended), (events.PY_YIELD, self._ended), (events.PY_UNWIND, self._ended),
+            (events.CALL, self._called), (events.C_RETURN, self._returned), (events.C_RAISE, self._returned),
+        ):  # fmt: skip
+            monitoring.register_callback(tool, event, heard)
+            wanted |= event
+        # Those of C functions come with CALL.
+        monitoring.set_events(tool, wanted & ~(events.C_RETURN | events.C_RAISE))
+
+    def disable(self) -> None:
+        """End; open calls end now."""
+        tool, self._tool = self._tool, None
+        if tool is not None:
+            free_tool(tool)
+        while self._stack:
+            self._pop(now_ns())
+
+    def getstats(self) -> list[_Entry]:
+        """The functions so far."""
+        return list(self._entries.values())
+
+    def _push(self, what: Any) -> None:
+        entry = self._entries.get(what)
+        if entry is None:
+            entry = self._entries[what] = _Entry(what)
+        inner = None
+        if self._stack:
+            inside = self._stack[-1][2].inside
+            inner = inside.get(what)
+            if inner is None:
+                inner = inside[what] = _Entry(what)
+            inner.open += 1
+        entry.open += 1
+        t = now_ns()
+        self._stack.append((what, t, entry, inner))
+        if self.until and t > self.until and self.late is not None:
+            self.until = 0
+            self.late()
+
+    def _pop(self, t: int) -> None:
+        _, begun, entry, inner = self._stack.pop()
+        for one in (entry, inner):
+            if one is not None:
+                one.callcount += 1
+                one.open -= 1
+                if not one.open:
+                    one.totaltime += (t - begun) * 1e-9
+
+    def _began(self, code: Any, _offset: int) -> None:
+        if get_ident() == self._thread:
+            self._push(code)
+
+    def _thrown(self, code: Any, _offset: int, _error: Any) -> None:
+        if get_ident() == self._thread:
+            self._push(code)
+
+    def _ended(self, code: Any, _offset: int, _value: Any) -> None:
+        t = now_ns()
+        # Functions that began before are not on the stack.
+        if get_ident() == self._thread and any(one[0] is code for one in self._stack):
+            while self._stack[-1][0] is not code:
+                self._pop(t)
+            self._pop(t)
+
+    def _called(self, _code: Any, _offset: int, function: Any, _first: Any) -> None:
+        # By its type alone: attributes of an object that is called could be code of the script.
+        if get_ident() == self._thread and (name := _builtin_name(function)):
+            self._push(name)
+
+    def _returned(self, _code: Any, _offset: int, function: Any, _first: Any) -> None:
+        t = now_ns()
+        if get_ident() == self._thread and self._stack and self._stack[-1][0] == _builtin_name(function):
+            self._pop(t)
+
+
+def _builtin_name(function: Any) -> str:
+    """A function of C as profilers name it; "" for another object, whose description could be code of the script."""
+    kind = type(function)
+    if kind.__name__ == "method_descriptor":
+        return repr(function)
+    if kind.__name__ == "builtin_function_or_method":
+        owner = function.__self__
+        if owner is None or type(owner).__name__ == "module":
+            return f"<built-in method {function.__module__}.{function.__name__}>"
+        for base in type(owner).__mro__:
+            if function.__name__ in base.__dict__:
+                return f"<method '{function.__name__}' of '{base.__module__}.{base.__name__}' objects>"
+    return ""
+
 
 # Imported now: an exception of a signal handler can be lost in an import.
 try:
@@ -327,3 +472,93 @@ def _added_ns(profiler: Any, builtins: bool) -> float:
 
 def _nothing(_: Any) -> None:
     return
+
+
+# An evaluation of unknown length is profiled from this time on, and an evaluation for no longer than this.
+LATE_NS, MOST_NS = 2 * 10**9, 10 * 10**9
+# From one profile to the next: so many times its length.
+RARELY = 100
+# A profile of less than this part of an evaluation is taken again with the next one.
+SHORT = 4
+
+
+class Asides:
+    """begin: begins a profile; whether that is possible. end: ends it; returns its figures. put: records them."""
+
+    def __init__(
+        self,
+        begin: Callable[[], bool],
+        end: Callable[[str], dict[str, Any]],
+        put: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._begin, self._end, self._put = begin, end, put
+        # The phase that goes on, when it and its profile began; 0 for none.
+        self._open: int | None = None
+        self._since = self._profiled = 0
+        # Nanoseconds of the last one, and when the next one is profiled, by phase.
+        self._lengths: dict[int, int] = {}
+        self._due: dict[int, int] = {EVALUATE: 0, CHECKPOINT: 0}
+        self._found: dict[str, Any] = {}
+        # Looks at what an evaluation keeps; None where nobody looks.
+        self.collecting: Collecting | None = None
+
+    def begins(self, phase: int) -> None:
+        """An evaluation or a checkpoint begins."""
+        if self._open is None:
+            self._open, self._since = phase, now()
+            if self.collecting is not None:
+                self.collecting.begins()
+            self.goes_on()
+
+    def goes_on(self) -> None:
+        """It makes progress: a time to begin or to end."""
+        phase, t = self._open, now()
+        if phase is None:
+            return
+        if self._profiled:
+            self.overdue()
+            return
+        if phase == EVALUATE and self.collecting is not None:
+            self.collecting.goes_on(t)
+            if t < self.collecting.until:
+                return
+        known = self._lengths.get(phase)
+        after = LATE_NS if known is None else known - MOST_NS
+        if t > self._due[phase] and t - self._since >= after and self._begin():
+            self._profiled = now()
+
+    def overdue(self) -> None:
+        """Something was heard: end a profile that is long enough."""
+        if self._profiled and self._open is not None and now() - self._profiled > MOST_NS:
+            self._take(self._open)
+
+    def ends(self, phase: int) -> None:
+        """It ends."""
+        if phase == self._open:
+            if self._profiled:
+                self._take(phase)
+            self._lengths[phase] = now() - self._since
+            self._open = None
+            if self.collecting is not None:
+                self.collecting.ends()
+
+    def settle(self, are_steps: bool) -> None:
+        """Record the profile, unless what looked like evaluations turned out to be parts of steps."""
+        found, self._found = self._found, {}
+        if found and not (are_steps and found["inside"] == NAMES[EVALUATE]):
+            self._put(found)
+
+    def finish(self) -> None:
+        """The process ends."""
+        if self._open is not None:
+            self.ends(self._open)
+        self.settle(False)
+
+    def _take(self, phase: int) -> None:
+        begun, self._profiled = self._profiled, 0
+        found = {**self._end(NAMES[phase]), "inside": NAMES[phase]}
+        t = now()
+        if SHORT * (t - begun) > t - self._since:  # else it began too late to tell
+            self._due[phase] = t + RARELY * (t - begun)
+        if found["functions"] or found["calls"]:
+            self._found = found

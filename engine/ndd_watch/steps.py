@@ -1,4 +1,6 @@
-"""Counts the steps of the thread that trains, and decides which of them are timed by phase.
+"""Counts the steps of the thread that trains, with an optimizer or without, and decides which are timed by phase.
+
+Counts the steps of the thread that trains, and decides which of them are timed by phase.
 
 A step ends where the optimizer steps, see `Ends`. Without an optimizer, gradients that are zeroed after a backward pass
 end it, and without that every backward pass does. A compiled optimizer is not heard, which is the same. Further
@@ -10,17 +12,25 @@ only, and is irregular: where a loader has four workers, every fourth batch may 
 
 Ranks that exchange data are compared step by step. A rank that times fewer steps times some of those that the others
 time, and windows end at multiples of powers of two, without a word between the ranks.
+
+Training without an optimizer and without `backward`: gradients of `torch.autograd.grad`, and updates by hand.
+
+A call is a backward pass of a training if the tensors that it differentiates by have been changed in place since an
+earlier call. Those of an attack or a saliency map are new each time, and beside a penalty there is an optimizer.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import weakref
+from threading import get_ident
 from typing import Any, Callable
 
 from . import clock
-from .asides import Asides
+from .apart import WithoutCompiler, ours
 from .clock import (
+    BACKWARD,
     CHECKPOINT,
     CURRENT,
     DATA_WAIT,
@@ -28,10 +38,14 @@ from .clock import (
     EVALUATE,
     FORWARD,
     LAST,
+    OTHER,
+    SAMPLE_NS,
     TIMED,
     TRAINER,
     ZEROS,
+    DeviceValues,
     S,
+    enter,
     gpu,
     mark,
     marks,
@@ -39,14 +53,9 @@ from .clock import (
     rest,
     row,
 )
-from .compilers import WithoutCompiler
-from .device import SAMPLE_NS, DeviceValues
-from .ends import Ends
-from .exceptions import ours
 from .finite import Finite
-from .garbage import Garbage
-from .graphs import KeptGraphs, Retained
-from .looks import key_of
+from .looks import Looks, key_of, own_frame
+from .loops import Ends
 from .mapped import (
     BEGUN,
     CORRECTION,
@@ -61,7 +70,9 @@ from .mapped import (
     PENDING,
     STEPPED,
 )
-from .slowing import Slowing
+from .probes import Look
+from .profiler import Asides
+from .slowing import Garbage, KeptGraphs, Retained, Slowing
 
 WINDOW_NS = int(float(os.environ.get("NDD_WATCH_WINDOW_S", "1")) * 1e9)
 # From one loss that is read to the next: reading one costs several microseconds.
@@ -492,3 +503,89 @@ def untimed(number: int, every: int) -> int:
 def _power(count: int) -> int:
     """The smallest power of two that is not less."""
     return 1 << (max(count, 1) - 1).bit_length()
+
+
+# Tensors that are remembered.
+MOST_KNOWN = 64
+
+
+class ByHand:
+    """The hooks of `torch.autograd.grad`.
+
+    own: whether a code object is the script's own. begins: begins the training on this thread; whether it is timed.
+    loss: called with the outputs, whether their graph is retained, and whether one is made, of a call that is timed.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        looks: Looks,
+        own: Callable[[Any], bool],
+        begins: Callable[[], bool],
+        loss: Callable[[Any, Any, Any], None],
+    ) -> None:
+        self._steps, self._looks, self._own, self._begins, self._loss = steps, looks, own, begins, loss
+        # First tensor of a call -> how often it had been changed in place; and the one whose calls end steps.
+        self._changes: dict[int, int] = {}
+        self._ender = 0
+        self._timed = False
+
+    def hooks(self) -> tuple[Look, Look]:
+        """What begins and what ends."""
+        steps, looks = self._steps, self._looks
+
+        def due(_probe: Any, zero: int) -> int:
+            if looks.traced():
+                return zero
+            if S[TIMED] == get_ident():
+                steps.retained.end()
+            return zero if steps.has_optimizer() else 1
+
+        def begun(_probe: Any, given: Any) -> int:
+            try:
+                self._timed = S[TIMED] == get_ident() and S[CURRENT] == OTHER
+                if self._timed:
+                    self._loss(*given)
+                    steps.phases.append(OTHER)
+                    enter(BACKWARD)
+            except Exception as error:  # noqa: BLE001
+                steps.missed(error)
+            return 0
+
+        def ended(_probe: Any, given: Any) -> int:
+            try:
+                if self._timed:
+                    self._timed = False
+                    if steps.phases:
+                        enter(steps.phases.pop())
+                if looks.allowed():
+                    self._ended(given[0])
+            except Exception as error:  # noqa: BLE001
+                steps.failed(error)
+            return 0
+
+        names = "outputs", "retain_graph", "create_graph"
+        return Look(due, begun, names), Look(due, ended, ("t_inputs",))
+
+    def _ended(self, inputs: Any) -> None:
+        """The gradients by these tensors are there."""
+        steps, first = self._steps, self._looks.first_tensor(inputs, 1)
+        if first is None:
+            return
+        key, changes, before = key_of(first), self._looks.changes(first), self._changes.get(key_of(first))
+        if len(self._changes) < MOST_KNOWN or before is not None:
+            self._changes[key] = changes
+        if before is None or changes <= before:
+            return
+        earlier = not self._ender
+        if earlier:
+            self._ender = key
+        if S[TIMED] != get_ident() and not self._begins():
+            return
+        steps.backwards += 1
+        S[OPEN] = steps.backwards
+        if steps.caller is None:
+            found = own_frame(sys._getframe(2), self._own)
+            steps.caller = found.f_code if found is not None else None
+        if key == self._ender and not steps.ends_known:
+            steps.ended_backward(earlier)

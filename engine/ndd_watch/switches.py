@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any, Callable
 
-from .library import gc
+from .apart import gc
 from .looks import groups_of
 
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}

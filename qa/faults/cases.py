@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ndd_engine.hardware.host import detect_host, usable_threads
+from ndd_engine.hardware.gpus import detect_host, usable_threads
 
 Kind = Literal["fault", "innocent", "healthy"]
 OWN = "own"

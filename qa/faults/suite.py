@@ -13,8 +13,8 @@ from benchmarks.common import say
 
 from ndd_engine.errors import NddError
 from ndd_engine.record.events import TrialEvent
+from ndd_engine.trial.outcome import Base, TrialRequest
 from ndd_engine.trial.trial import run_trial
-from ndd_engine.trial.trial_request import Base, TrialRequest
 from qa.kept import append, read_lines
 
 from .cases import Case

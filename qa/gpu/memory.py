@@ -22,7 +22,7 @@ from ndd_engine.predict.estimate import MANY, Memory, Trace
 from ndd_engine.predict.step_probes import Prober
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.base import Workload
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 from .figures import Task, one_line
 

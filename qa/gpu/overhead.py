@@ -13,7 +13,7 @@ from benchmarks.engine import ONLY_STEPS, TINY, TINY_WORKLOAD, Engine, engine
 from benchmarks.loop import Beside, keep_memory
 
 from ndd_engine.measure.phase_clock import DevicePhaseClock
-from ndd_watch.device import NEVER
+from ndd_watch.clock import NEVER
 
 from .figures import FAIL, PASS, UNCLEAR, Task, one_line
 

@@ -73,7 +73,7 @@ def _hints(kind: type) -> dict[str, Any]:
     import importlib
 
     more: dict[str, Any] = {}
-    for name in ("ndd_engine.wizard.proposals", "ndd_engine.trial.trial_request", "ndd_engine.trial.tuning"):
+    for name in ("ndd_engine.wizard.proposals", "ndd_engine.trial.outcome", "ndd_engine.trial.tuning"):
         more.update(vars(importlib.import_module(name)))
     return typing.get_type_hints(kind, localns=more, include_extras=True)
 

@@ -43,7 +43,7 @@ from ndd_console.words.blocks import Text
 from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.snapshot import STATUSES, Snapshot
-from ndd_engine.trial.trial_request import Progress
+from ndd_engine.trial.outcome import Progress
 from ndd_engine.wizard.proposals import Measured
 from qa.hostile import _strange as strange
 from qa.hostile.attempts import Attempt, Kind

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ndd_engine.measure.stragglers import RankComparison
+from ndd_engine.record.event import RankEvent, RanksEvent
 from ndd_engine.record.events import PHASES, FunctionsEvent, WindowEvent
-from ndd_engine.record.ranks import RankEvent, RanksEvent
 
 MS = 1e6
 # Milliseconds of a step without exchange.

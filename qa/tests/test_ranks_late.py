@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ndd_engine.record.ranks import RanksEvent
+from ndd_engine.record.event import RanksEvent
 from qa.ranks.late import CLOSE, FOLDER, SHOWN, STRATEGIES, by_second_clock, cases
 
 STEP_NS = 50_000_000

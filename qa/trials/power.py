@@ -14,8 +14,8 @@ from statistics import median
 from benchmarks.common import Options, Table, as_percent, say
 
 from ndd_engine.record.events import TrialEvent
+from ndd_engine.trial.outcome import Base, TrialRequest
 from ndd_engine.trial.trial import run_trial
-from ndd_engine.trial.trial_request import Base, TrialRequest
 from qa.scripts.planted_gain import UNITS
 
 TITLE = "power: a planted 5 % of real work, in one process and in pairs of processes"

@@ -16,7 +16,7 @@ from benchmarks.whole_runs import COLUMNS, SIDES, Measured, _rows
 
 from ndd_engine.config import read
 from ndd_engine.train.prepare import seed
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 TINY = (
     "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8", "batch.micro=16",

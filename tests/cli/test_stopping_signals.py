@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ndd_console.sessions.headless import Signals
-from ndd_engine.run.run import Executor
+from ndd_engine.run import Executor
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

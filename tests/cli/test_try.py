@@ -17,7 +17,7 @@ from ndd_console.cli.printing import say
 from ndd_console.cli.try_ import TrialProgress
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.trial.trial_request import MEASURING, Progress
+from ndd_engine.trial.outcome import MEASURING, Progress
 from tests.records import events_of, snapshot_of
 from tests.trial.trial_help import SOURCE, planted
 from tests.waiting import LIMIT_S, until

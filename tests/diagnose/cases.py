@@ -25,6 +25,7 @@ from planted_runs import (
     work,
 )
 
+from ndd_engine.record.event import OVER
 from ndd_engine.record.events import (
     DeathEvent,
     DescriptorsEvent,
@@ -34,7 +35,6 @@ from ndd_engine.record.events import (
     StallEvent,
     TrialEvent,
 )
-from ndd_engine.record.process_events import OVER
 from tests import records
 
 

@@ -11,9 +11,9 @@ import pytest
 from planted_runs import Planted, cores
 
 from ndd_engine.diagnose import Finding, diagnose
-from ndd_engine.diagnose.trends import line_through, shift
+from ndd_engine.diagnose.pace_rules import line_through, shift
 from ndd_engine.record.events import FunctionsEvent, SampleEvent, StacksEvent
-from ndd_engine.record.pace import MOST_POINTS
+from ndd_engine.record.snapshot import MOST_POINTS
 from ndd_engine.record.state import RunState
 from tests import records
 

@@ -10,7 +10,7 @@ from qa.trials.coverage import NOISES
 from qa.trials.nulls import UNDECIDED
 
 from ndd_engine.trial import estimates
-from ndd_engine.trial.trial_request import Base, TrialRequest
+from ndd_engine.trial.outcome import Base, TrialRequest
 
 TEXT = " ".join((Path(__file__).parents[2] / "docs" / "statistics.md").read_text().split())
 WORDS = {3: "three", 4: "four"}

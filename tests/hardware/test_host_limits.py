@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ndd_engine.hardware.host import detect_host, free_memory, usable_threads
+from ndd_engine.hardware.gpus import detect_host, free_memory, usable_threads
 
 Tree = Callable[[dict[str, str]], Path]
 GIB = 1 << 30

@@ -16,7 +16,7 @@ import pytest
 from tests.waiting import LIMIT_S
 
 from ndd_engine.hardware.counters import MOST, HostCounters, Neighbours, ancestors
-from ndd_engine.hardware.host import detect_host, read_limits
+from ndd_engine.hardware.gpus import detect_host, read_limits
 from ndd_engine.record.rundir import RunDir, RunLock
 
 ALL = frozenset(range(4096))

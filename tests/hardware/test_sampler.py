@@ -17,8 +17,7 @@ import pytest
 
 from ndd_engine.hardware.counters import HostCounters
 from ndd_engine.hardware.detect import Nvml, list_gpus
-from ndd_engine.hardware.gpus import Gpu
-from ndd_engine.hardware.host import detect_host
+from ndd_engine.hardware.gpus import Gpu, detect_host
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.event import GPU_KEYS, HOST_KEYS
 from ndd_engine.record.events import SampleEvent, parse
@@ -58,7 +57,7 @@ def test_the_first_child_is_seen_soon() -> None:
     words = """
 import subprocess, sys, time
 from ndd_engine.hardware.counters import HostCounters
-from ndd_engine.hardware.host import detect_host
+from ndd_engine.hardware.gpus import detect_host
 counters = HostCounters(detect_host(), None, print)
 counters.read()
 with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:

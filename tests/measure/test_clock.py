@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock, Window
 from ndd_engine.record.events import PHASES
-from ndd_watch.device import SAMPLE_NS
+from ndd_watch.clock import SAMPLE_NS
 
 MS = 1_000_000
 

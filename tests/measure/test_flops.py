@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as f
 
 from ndd_engine.hardware.gpus import Gpu, GpuProfile
-from ndd_engine.measure.flops import (
+from ndd_engine.measure.reporting import (
     NO_CPU_PEAK,
     WorkCounter,
     _cudnn_rnn,

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_engine.measure.losses import LossReader
+from ndd_engine.measure.reporting import LossReader
 
 CPU = torch.device("cpu")
 

@@ -12,10 +12,10 @@ import torch
 
 from ndd_console.__main__ import status_of
 from ndd_engine.config import read
-from ndd_engine.measure import memory_history
-from ndd_engine.measure.memory_owners import largest
+from ndd_engine.measure import memory as memory_history
+from ndd_engine.measure.memory import largest
 from ndd_engine.train.failures import explain
-from ndd_watch.allocations import Allocations
+from ndd_watch.holders import Allocations
 
 MIB = 1 << 20
 # Size and line of an owner.

@@ -9,7 +9,6 @@ from torch.utils.checkpoint import checkpoint
 
 from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
-from ndd_engine.measure.gpu_work import TraceEvent
 from ndd_engine.measure.module_times import (
     ELSEWHERE,
     IN_LOSS,
@@ -20,6 +19,7 @@ from ndd_engine.measure.module_times import (
     runs_compiled,
 )
 from ndd_engine.measure.phase_clock import PhaseClock
+from ndd_engine.measure.timeline import TraceEvent
 from ndd_engine.record.event import ModuleTime
 from ndd_engine.record.events import KernelsEvent
 

@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.rocm import VENDORS, renamed
 
-from ndd_engine.measure import gpu_work
+from ndd_engine.measure import timeline as gpu_work
 from ndd_engine.measure import timeline as timelines
-from ndd_engine.measure.gpu_work import TraceEvent
-from ndd_engine.measure.timeline import CaptureTimeline
+from ndd_engine.measure.timeline import CaptureTimeline, TraceEvent
 from ndd_engine.record.events import PHASES
 from ndd_engine.record.figures import LAUNCH_GAPS, QUEUED, SYNCHRONISING, WAITING_FOR_DATA
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from observed import SUBJECTS, run
 
-import ndd_watch.blocking
+import ndd_watch.clock
 from ndd_watch.profiler import StepProfiler
 
 HOST = torch.float64
@@ -27,7 +27,7 @@ LINE = next(at for at, text in enumerate(SCRIPT.read_text().splitlines(), 1) if 
 def _gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All tensors are on a GPU here, except those of 64 bits."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(ndd_watch.blocking, "on_host", lambda tensor: tensor.dtype == HOST)
+    monkeypatch.setattr(ndd_watch.clock, "on_host", lambda tensor: tensor.dtype == HOST)
     before = dict(vars(torch.Tensor))
     yield
     assert dict(vars(torch.Tensor)) == before

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from ndd_watch import asides
-from ndd_watch.asides import MOST_NS, Asides
+from ndd_watch import profiler as asides
 from ndd_watch.clock import CHECKPOINT, EVALUATE
-from ndd_watch.profiler import StepProfiler
+from ndd_watch.profiler import MOST_NS, Asides, StepProfiler
 
 LONG = [list(range(200))] * 400
 

@@ -21,7 +21,7 @@ from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import KernelsEvent
 from ndd_engine.record.figures import EVALUATION_OR_CHECKPOINT
-from ndd_engine.script.asked_captures import folded
+from ndd_engine.script.follower import folded
 from ndd_engine.script.records import Room
 from ndd_watch import CAPTURES
 

@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ndd_watch import asides, collecting, holders
-from ndd_watch.asides import Asides
-from ndd_watch.attributes import variables
+from ndd_watch import collecting, holders, profiler
 from ndd_watch.clock import CHECKPOINT, EVALUATE
 from ndd_watch.collecting import APART, EACH_NS, GROWN, Collecting
 from ndd_watch.holders import Holders
-from ndd_watch.looks import Looks
-from ndd_watch.process import in_use
+from ndd_watch.looks import Looks, variables
+from ndd_watch.mapped import in_use
+from ndd_watch.profiler import Asides
 
 
 class Evaluations:
@@ -28,7 +27,7 @@ class Evaluations:
         self.put: list[dict[str, Any]] = []
         monkeypatch.setattr(holders, "LOOK_NS", 10**10)
         monkeypatch.setattr(holders, "NAME_NS", 10**10)
-        for module in (asides, collecting):
+        for module in (profiler, collecting):
             monkeypatch.setattr(module, "now", lambda: self.t)
         self.asides = Asides(lambda: False, lambda _: {}, lambda _: None)
         self.asides.collecting = Collecting(

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ndd_watch.compilers import Compilations, guard
+from ndd_watch.apart import Compilations, guard
 
 
 @pytest.mark.parametrize(

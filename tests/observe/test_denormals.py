@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from ndd_watch import denormals as module
-from ndd_watch.denormals import denormals, shares, slower
+from ndd_watch import slowing as module
 from ndd_watch.looks import Looks
+from ndd_watch.slowing import denormals, shares, slower
 
 LOOKS = Looks(torch)
 

@@ -10,7 +10,7 @@ from observed import run
 from tests.cli import program
 from tests.tiers import few
 
-from ndd_watch.phases import FIRST_BATCH
+from ndd_watch.mapped import FIRST_BATCH
 
 pytestmark = pytest.mark.long
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ndd_watch.gate import Trainer, gate
+from ndd_watch.trying import Trainer, gate
 
 
 class Loop(Trainer):

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ndd_watch import holders
-from ndd_watch.attributes import python_objects
 from ndd_watch.holders import Holders
-from ndd_watch.looks import Looks
+from ndd_watch.looks import Looks, python_objects
 
 everything: list[Tensor] = []
 

@@ -10,7 +10,7 @@ import torch
 from observed import run
 from tests.tiers import few
 
-from ndd_watch.graphs import RETAINED_STEPS, KeptGraphs, Retained
+from ndd_watch.slowing import RETAINED_STEPS, KeptGraphs, Retained
 
 STEPS = 60
 

@@ -11,10 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ndd_watch.clock import S
-from ndd_watch.finite import Finite
+from ndd_watch.finite import Finite, Origin
 from ndd_watch.looks import Looks
 from ndd_watch.mapped import SKIPPED
-from ndd_watch.origin import Origin
 
 NAN = float("nan")
 mse = nn.functional.mse_loss

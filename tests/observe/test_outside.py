@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ndd_watch.outside import _STARTS, Outside
+from ndd_watch.trying import _STARTS, Outside
 
 # Arguments of the audit events with which Python starts a program.
 STARTS: dict[str, tuple[Any, ...]] = {

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from ndd_watch.attributes import augments
 from ndd_watch.clock import S
-from ndd_watch.looks import Looks
+from ndd_watch.looks import Looks, augments
+from ndd_watch.loops import Passes
 from ndd_watch.mapped import MICRO
-from ndd_watch.passes import Passes
 
 
 def settings(items: int | None, drop_last: bool = False, size: int = 32) -> dict[str, Any]:

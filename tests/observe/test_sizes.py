@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from ndd_watch.looks import Looks
-from ndd_watch.sizes import Sizes
-from ndd_watch.slowing import Slowing
+from ndd_watch.slowing import Sizes, Slowing
 
 
 def counts(model: nn.Module, *optimizers: torch.optim.Optimizer) -> dict[str, int]:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ndd_watch.ends import Ends
+from ndd_watch.loops import Ends
 from ndd_watch.steps import untimed
 
 EACH = "".join(map(chr, range(1000, 1300)))

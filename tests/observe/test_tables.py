@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ndd_watch.looks import Looks
-from ndd_watch.tables import Tables
+from ndd_watch.slowing import Tables
 
 ROWS = 5000
 

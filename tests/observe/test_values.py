@@ -14,10 +14,9 @@ from observed import run
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from ndd_watch.library import dumps
-from ndd_watch.looks import Looks, groups_of, whole
-from ndd_watch.own import Places
-from ndd_watch.sizes import Sizes
+from ndd_watch.apart import dumps
+from ndd_watch.looks import Looks, Places, groups_of, whole
+from ndd_watch.slowing import Sizes
 
 
 class Scalar:

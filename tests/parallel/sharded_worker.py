@@ -24,11 +24,12 @@ from ndd_engine.train.checkpoint_state import (
     is_sharded,
     not_finite,
     placed_like,
+    random_state,
+    restore_random_state,
     unloadable,
 )
 from ndd_engine.train.checkpoint_tensors import EntryWriter
 from ndd_engine.train.parallel.world import Exchange
-from ndd_engine.train.random_state import random_state, restore_random_state
 from ndd_engine.train.step.optimizers import decay_groups
 
 CPU = torch.device("cpu")

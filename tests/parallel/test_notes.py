@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from ndd_engine.run.control import Control, StopNow
+from ndd_engine.run import Control, StopNow
 from ndd_engine.train.parallel.hang import Note, verdict, waiting_in
 from ndd_engine.train.parallel.rank_place import (
     Cause,

@@ -7,7 +7,7 @@ import pytest
 from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock
 from ndd_engine.measure.stragglers import compared_steps
-from ndd_engine.record.ranks import RankEvent
+from ndd_engine.record.event import RankEvent
 from ndd_engine.train.parallel.rank_loop import DeviceSteps
 from ndd_engine.train.parallel.strategy import PART, StreamWaits
 

@@ -15,7 +15,7 @@ from tests.tiers import few
 from tests.trial.trial_help import measured, planted
 from tests.waiting import LIMIT_S
 
-from ndd_engine.trial.trial_request import Base
+from ndd_engine.trial.outcome import Base
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 

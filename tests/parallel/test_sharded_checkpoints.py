@@ -16,8 +16,7 @@ from tests.states import equal
 
 from ndd_engine.errors import CheckpointError
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.train.checkpoint import CheckpointStore, Saved, newest_good
-from ndd_engine.train.export import export
+from ndd_engine.train.checkpoint import CheckpointStore, Saved, export, newest_good
 
 pytestmark = pytest.mark.long
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from tests.waiting import LIMIT_S
 
-from ndd_engine.measure import spy
+from ndd_engine.measure import stalls
 from ndd_engine.train.parallel.hang import StackRequests, parsed, place, stack_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
@@ -51,7 +51,7 @@ def test_a_call_that_holds_the_interpreter_lock_is_read_and_not_interrupted(
     told = json.loads(subject.stdout.readline())
     time.sleep(0.3)
     # A signal that it does not listen to would end it.
-    assert stack_of({**told, "signal": told["signal"] - 1}, stopped=False) == [] or spy.find() is not None
+    assert stack_of({**told, "signal": told["signal"] - 1}, stopped=False) == [] or stalls.find() is not None
     stack = stack_of(told, stopped=False)
     assert [frame["name"] for frame in stack] == ["stuck", "<module>"]
     assert place(stack).split("subject.py:")[1] == "7 stuck"
@@ -67,7 +67,7 @@ def test_a_stopped_process_is_read_with_py_spy_alone(subject: subprocess.Popen[s
     os.kill(subject.pid, signal.SIGSTOP)
     stack = stack_of(told, stopped=True)
     os.kill(subject.pid, signal.SIGCONT)
-    assert bool(stack) == (spy.find() is not None)
+    assert bool(stack) == (stalls.find() is not None)
     assert subject.wait(LIMIT_S) == 0
 
 

@@ -27,7 +27,7 @@ from ndd_engine.train.parallel.strategy import Strategy, strategy_of
 from ndd_engine.train.parallel.world import World, check_data, check_model
 from ndd_engine.train.prepare import seed, total_steps, training_batches
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")

@@ -34,8 +34,8 @@ from ndd_engine.predict.step_probes import (
 )
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.step.stepper import Stepper
+from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.finetune import Examples
-from ndd_engine.workloads.registry import prepare
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ from ndd_engine.predict.step_probes import Prober, endless, record
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 CPU = torch.device("cpu")
 

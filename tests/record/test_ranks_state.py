@@ -9,8 +9,8 @@ import record_help
 from qa.ranks.simulated import Planted
 from record_help import run_event
 
+from ndd_engine.record.event import across
 from ndd_engine.record.events import StageEvent, decoded
-from ndd_engine.record.ranks import across
 from ndd_engine.record.state import RECENT_WINDOWS, RunState
 
 

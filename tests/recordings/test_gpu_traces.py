@@ -13,8 +13,8 @@ from tests.rocm import VENDORS, rename
 
 from ndd_console.__main__ import status_of
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.gpu_work import is_transfer, on_gpu
-from ndd_engine.recordings.trace_file import read_trace
+from ndd_engine.measure.timeline import is_transfer, on_gpu
+from ndd_engine.recordings.recorded_files import read_trace
 from ndd_engine.recordings.traces import TraceUse, examine, findings, trace_files
 
 # Idle share of the whole trace in percent (computed independently), and some of its causes in percent.

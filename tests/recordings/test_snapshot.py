@@ -13,9 +13,9 @@ from snapshots import MIB, History, frame, written
 
 from ndd_console.__main__ import status_of
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.memory_owners import BACKWARD, NO_STACK, place
+from ndd_engine.measure.memory import BACKWARD, NO_STACK, place
 from ndd_engine.predict.allocator import Rules
-from ndd_engine.recordings.snapshot_file import read_snapshot
+from ndd_engine.recordings.recorded_files import read_snapshot
 from ndd_engine.recordings.snapshots import SETTINGS, examine, replay, start_of
 
 pytestmark = pytest.mark.long

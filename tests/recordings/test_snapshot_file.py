@@ -14,8 +14,8 @@ from snapshots import MIB, History, frame, written
 
 from ndd_console.__main__ import status_of
 from ndd_engine.errors import UsageError
-from ndd_engine.recordings import trace_file
-from ndd_engine.recordings.snapshot_file import read_snapshot
+from ndd_engine.recordings import recorded_files
+from ndd_engine.recordings.recorded_files import read_snapshot
 from ndd_engine.recordings.snapshots import examine
 
 
@@ -118,7 +118,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
 
 
 def test_the_size_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace_file, "MAX_BYTES", 1000)
+    monkeypatch.setattr(recorded_files, "MAX_BYTES", 1000)
     path = tmp_path / "snapshot.pickle.gz"
     path.write_bytes(gzip.compress(pickle.dumps({"segments": ["x" * 5000]})))
     with pytest.raises(UsageError, match="1,000 B"):

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ndd_watch import mapped
-from ndd_watch.mapped import Memory
-from ndd_watch.phases import BACKWARD, DATA_WAIT, FORWARD, WAITING
+from ndd_watch.mapped import BACKWARD, DATA_WAIT, FORWARD, WAITING, Memory
 
 MS = 10**6
 

@@ -19,7 +19,7 @@ from ndd_engine.script.command import (
     scratch,
 )
 from ndd_engine.script.trials import started
-from ndd_watch.outside import Outside
+from ndd_watch.trying import Outside
 
 
 def command(text: str, folder: Path = Path("/somewhere")) -> Command:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ndd_engine.script.edits import edit_of
-from ndd_engine.script.loop_edits import with_argument_of_copies, with_collections, with_context
+from ndd_engine.script.edits import edit_of, with_argument_of_copies, with_collections, with_context
 
 SCRIPT = """import torch
 from torch import nn

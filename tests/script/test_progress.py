@@ -12,10 +12,9 @@ import pytest
 from script_help import SUBJECTS, events, start
 from tests.waiting import LIMIT_S, contains, until
 
-from ndd_engine.measure.spy import place_of
-from ndd_engine.measure.stall_causes import STOPPED
+from ndd_engine.measure.stalls import STOPPED, place_of
 from ndd_engine.record.events import StallEvent
-from ndd_engine.script import progress
+from ndd_engine.script import records
 
 SUBJECT = SUBJECTS / "locks.py"
 WORDS = ("run", "--headless", "--run", "it", "--", sys.executable, str(SUBJECT))
@@ -106,7 +105,7 @@ def test_the_phase_of_a_stack_is_that_of_the_outermost_function_that_has_one() -
     loop, item = frame("<module>", "/home/me/train.py"), frame("__getitem__", "/home/me/data.py")
     call = frame("_wrapped_call_impl", f"{torch}/nn/modules/module.py")
     loader = frame("__next__", f"{torch}/utils/data/dataloader.py")
-    assert progress.phase_of([call, item, loader, loop], set()) == "data_wait"
-    assert progress.phase_of([item, call, loop], set()) == "forward"
-    assert progress.phase_of([item, loop], set()) == "other"
-    assert progress.phase_of([call, item, loop], {("/home/me/data.py", "__getitem__")}) == "data_wait"
+    assert records.phase_of([call, item, loader, loop], set()) == "data_wait"
+    assert records.phase_of([item, call, loop], set()) == "forward"
+    assert records.phase_of([item, loop], set()) == "other"
+    assert records.phase_of([call, item, loop], {("/home/me/data.py", "__getitem__")}) == "data_wait"

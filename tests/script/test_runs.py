@@ -23,7 +23,7 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import Gpu
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.events import EndEvent, KernelsEvent, MarkEvent, RunEvent, ScalarsEvent, WindowEvent
-from ndd_engine.run.run import Run
+from ndd_engine.run import Run
 from ndd_engine.script.command import Command
 from ndd_engine.script.script_run import Script, ScriptRequest
 

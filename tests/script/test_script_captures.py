@@ -19,11 +19,11 @@ from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
-from ndd_engine.recordings.trace_file import read_trace
-from ndd_engine.run.control import Control
-from ndd_engine.script.asked_captures import Captures
+from ndd_engine.recordings.recorded_files import read_trace
+from ndd_engine.run import Control
+from ndd_engine.script.follower import Captures
 from ndd_engine.script.records import Process
-from ndd_engine.script.steering import Steering
+from ndd_engine.script.script_run import Steering
 from ndd_watch import mapped
 
 ENDLESS = """

@@ -23,7 +23,7 @@ from ndd_console.jobs.run_sources import AttachedSource
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import MarkEvent, TrialEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.trial.trial_request import TrialRequest
+from ndd_engine.trial.outcome import TrialRequest
 
 pytestmark = pytest.mark.long
 

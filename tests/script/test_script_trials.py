@@ -24,10 +24,9 @@ from ndd_console.__main__ import status_of
 from ndd_engine.child import ChildError
 from ndd_engine.record.events import RunEvent
 from ndd_engine.script.command import Command
-from ndd_engine.script.edits import edit_of
+from ndd_engine.script.edits import edit_of, first_steps, refusal
 from ndd_engine.script.trials import ScriptProcess
-from ndd_engine.script.tried_edits import first_steps, refusal
-from ndd_engine.trial.trial_request import LOSSES, SideFacts
+from ndd_engine.trial.outcome import LOSSES, SideFacts
 
 # Items wait for a slow disk: workers wait in parallel, however busy the cores are.
 SCRIPT = """import os

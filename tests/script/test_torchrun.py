@@ -12,8 +12,8 @@ from script_help import CONSOLE, environment, report
 from script_help import events as events_of
 from tests.torch_exit import ABORTED
 
+from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, RanksEvent, WindowEvent
-from ndd_engine.record.ranks import ASIDES
 
 # FAULT: seconds of an item's decoding on rank 1. Further settings come from the environment.
 SCRIPT = """

@@ -18,7 +18,7 @@ from ndd_engine.config import Config, read
 from ndd_engine.measure.phase_clock import PhaseClock, no_phase
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import MeanLoss
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 CPU = torch.device("cpu")
 NUMBERS = itertools.count()  # a module's name can be imported from one file only

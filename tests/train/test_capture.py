@@ -18,7 +18,7 @@ from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, KernelsEvent, WindowEvent
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.run.run import Run
+from ndd_engine.run import Run
 
 QUIET = (
     "evaluate.every_epochs=0",

@@ -12,9 +12,9 @@ import torch
 from train_help import Result, Trainer
 
 from ndd_engine.diagnose import diagnose
-from ndd_engine.measure import close_looks, functions
+from ndd_engine.measure import capture, close_looks
 from ndd_engine.record.events import FunctionsEvent
-from ndd_watch.graphs import RETAINED_STEPS
+from ndd_watch.slowing import RETAINED_STEPS
 
 SOURCE = """\
 import torch
@@ -74,10 +74,10 @@ def train(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     """Trains a kind; the second step and every twelfth one after it is profiled."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(functions, "FIRST_S", 0.0)
-    monkeypatch.setattr(functions, "FIRST_STEPS", 2)
-    monkeypatch.setattr(functions, "BETWEEN_STEPS", RETAINED_STEPS + 4)
-    monkeypatch.setattr(functions.FunctionProfiles, "_wait", lambda self: setattr(self, "due_ns", 0))
+    monkeypatch.setattr(capture, "FIRST_S", 0.0)
+    monkeypatch.setattr(capture, "FIRST_STEPS", 2)
+    monkeypatch.setattr(capture, "BETWEEN_STEPS", RETAINED_STEPS + 4)
+    monkeypatch.setattr(capture.FunctionProfiles, "_wait", lambda self: setattr(self, "due_ns", 0))
     # Other tests of this process may have compiled something.
     monkeypatch.setattr(close_looks, "_compiled", lambda: False)
     sys.modules.pop("rows_data", None)

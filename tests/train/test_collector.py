@@ -11,9 +11,9 @@ import pytest
 from tests.tiers import few
 from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 
-from ndd_engine.run.control import StopNow
+from ndd_engine.run import StopNow
 from ndd_engine.train.step.stepper import Stepper
-from ndd_watch.garbage import Garbage
+from ndd_watch.slowing import Garbage
 
 LONG = ("run.epochs=100", "evaluate.every_epochs=0", "evaluate.at_end=false", "checkpoint.every_epochs=0")
 

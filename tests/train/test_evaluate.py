@@ -10,13 +10,13 @@ from tests.states import equal
 from train_help import Trainer
 
 from ndd_engine.config import Config, read
-from ndd_engine.run.control import StopNow
+from ndd_engine.run import StopNow
+from ndd_engine.train.checkpoint_state import random_state
 from ndd_engine.train.data.loader import EvalBatches
 from ndd_engine.train.evaluate import Result, evaluate
-from ndd_engine.train.random_state import random_state
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 CPU = torch.device("cpu")
 

@@ -16,9 +16,8 @@ from train_help import EVERY_STEP, Result, Trainer
 
 from ndd_engine.errors import CheckpointError, UsageError
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.train import export as export_module
-from ndd_engine.train.checkpoint import CheckpointStore
-from ndd_engine.train.export import export
+from ndd_engine.train import checkpoint as export_module
+from ndd_engine.train.checkpoint import CheckpointStore, export
 
 OWN = """
 import torch

@@ -23,11 +23,11 @@ from train_help import EVERY_STEP, Trainer
 from ndd_engine.config import read
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import Event, WindowEvent
-from ndd_engine.run.run import Run
+from ndd_engine.run import Run
 from ndd_engine.train.failures import explain, smaller_batch
 from ndd_engine.train.loop import Loop
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 CPU = torch.device("cpu")
 LONG = ("run.epochs=100000", "evaluate.every_epochs=0", "checkpoint.every_epochs=0")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from train_help import EVERY_STEP, Result, Trainer
 
-from ndd_engine.measure import functions
+from ndd_engine.measure import capture
 from ndd_engine.record.events import FunctionsEvent
 from ndd_engine.train import loop
 from ndd_watch import collecting, holders
@@ -73,8 +73,8 @@ def slow(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     """Trains the workload above in its folder; the second step and every tenth one after it is profiled."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(functions, "FIRST_S", 0.0)
-    monkeypatch.setattr(functions, "FIRST_STEPS", 2)
+    monkeypatch.setattr(capture, "FIRST_S", 0.0)
+    monkeypatch.setattr(capture, "FIRST_STEPS", 2)
     sys.modules.pop("slow_data", None)
     (tmp_path / "slow_data.py").write_text(SLOW)
 
@@ -130,7 +130,7 @@ def test_a_profiled_step_is_in_no_statistics_and_phases_add_up(slow: Any) -> Non
 
 def test_long_steps_are_not_profiled_all_the_time(slow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # As after 30 seconds in each step.
-    monkeypatch.setattr(functions.FunctionProfiles, "_wait", lambda self: None)
+    monkeypatch.setattr(capture.FunctionProfiles, "_wait", lambda self: None)
     assert [found.step for found in profiles(slow("run.max_steps=40"))] == [3, 14, 25, 36]
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from train_help import Trainer
 
 from ndd_engine.batches import same_constants
-from ndd_engine.capturable import why_no_graph
 from ndd_engine.config import Config, read
+from ndd_engine.config.schema import why_no_graph
 from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.train import prepare as prepare_module
@@ -25,7 +25,7 @@ from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.step.graph import MANY_OTHERS, WARM_UP_STEPS, CudaRecorder, Replay, StepGraph, Work
 from ndd_engine.train.step.optimizers import make_optimizer, make_precision
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 CPU = torch.device("cpu")
 SETS = (

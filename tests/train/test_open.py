@@ -15,7 +15,7 @@ from train_help import Trainer
 from ndd_engine.config import read
 from ndd_engine.errors import MachineError, UsageError
 from ndd_engine.record.rundir import RunLock
-from ndd_engine.run.run import Run
+from ndd_engine.run import Run
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.training_run import TrainingRun
 

@@ -11,7 +11,7 @@ from train_help import EVERY_STEP, Result, Trainer, Written, resumed
 from ndd_engine.config import read
 from ndd_engine.predict.fakes import traced
 from ndd_engine.train.step.optimizers import decay_groups
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 SOURCE = """
 import torch

@@ -16,12 +16,12 @@ from train_help import EVERY_STEP, Trainer
 from ndd_engine.config import read
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
 from ndd_engine.train import rehearsal as probes
+from ndd_engine.train.checkpoint_state import random_state
 from ndd_engine.train.data.loader import CPU, Batches
-from ndd_engine.train.random_state import random_state
 from ndd_engine.train.rehearsal import MOST_ITEMS, Baseline, probe_loader, rehearse
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 
 class Made(Dataset[Any]):

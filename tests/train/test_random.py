@@ -12,7 +12,7 @@ import pytest
 import torch
 from train_help import EVERY_STEP, Trainer, Written, resumed
 
-from ndd_engine.train.random_state import kept_random, random_state, restore_random_state
+from ndd_engine.train.checkpoint_state import kept_random, random_state, restore_random_state
 
 CPU = torch.device("cpu")
 
@@ -67,7 +67,8 @@ def numpy(monkeypatch: pytest.MonkeyPatch) -> Iterator[Numbers]:
     monkeypatch.delitem(sys.modules, "numpy", raising=False)
     numbers = Numbers()
     monkeypatch.setattr(
-        "ndd_engine.train.random_state.importlib.import_module", lambda name: use(name, numbers, monkeypatch)
+        "ndd_engine.train.checkpoint_state.importlib.import_module",
+        lambda name: use(name, numbers, monkeypatch),
     )
     yield numbers
 

@@ -13,7 +13,7 @@ from train_help import EVERY_STEP, OWN, Result, Trainer, Written, spoiled
 from ndd_engine.config import read
 from ndd_engine.record import file as record_file
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, WindowEvent, parse
-from ndd_engine.run.run import Run
+from ndd_engine.run import Run
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.request import RunRequest
 

@@ -14,12 +14,12 @@ from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 from ndd_engine.config import read
 from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import WorkEvent
+from ndd_engine.train.checkpoint_state import random_state
 from ndd_engine.train.data.loader import Batches
-from ndd_engine.train.random_state import random_state
 from ndd_engine.train.rehearsal import rehearse
 from ndd_engine.train.settings import rounds_to_tf32
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(

@@ -15,7 +15,7 @@ from ndd_engine.errors import MachineError, UsageError
 from ndd_engine.train.data import item_sources as source_module
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.workloads.base import Workload
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 WAYS = (
     ["loader.fetch=item"],

@@ -15,12 +15,10 @@ from ndd_engine.hardware.process_state import ProcessState, Waiting
 from ndd_engine.measure import reporting
 from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.measure.reporting import TrainerWatch, TrainingThread
-from ndd_engine.measure.spy import Frame
-from ndd_engine.measure.stall_causes import Standing, explained
-from ndd_engine.measure.stalls import Stalls
+from ndd_engine.measure.stalls import Frame, Stalls, Standing, explained
+from ndd_engine.record.event import NO_HANGS, OVER
 from ndd_engine.record.events import DeathEvent, StallEvent
-from ndd_engine.record.process_events import NO_HANGS, OVER
-from ndd_watch.own import own, short
+from ndd_watch.looks import own, short
 
 TORCH = "/x/lib/python3.11/site-packages/torch"
 LOADER = ("_try_get_data", f"{TORCH}/utils/data/dataloader.py")

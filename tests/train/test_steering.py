@@ -12,7 +12,7 @@ from train_help import EVERY_STEP, Result, Trainer, in_step
 
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, WindowEvent
-from ndd_engine.run.run import Run
+from ndd_engine.run import Run
 from ndd_engine.workloads.base import Workload
 
 LONG = ("run.epochs=100000", "evaluate.every_epochs=0", "checkpoint.every_epochs=0", "evaluate.at_end=false")

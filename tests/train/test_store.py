@@ -23,10 +23,10 @@ from tests.states import Bomb, equal
 
 from ndd_engine.errors import CheckpointError
 from ndd_engine.processes import undisturbed
-from ndd_engine.run.control import Control, StopNow
+from ndd_engine.run import Control, StopNow
 from ndd_engine.train import checkpoint
 from ndd_engine.train.checkpoint import MANIFEST, CheckpointStore, Saved, free_space, newest_good
-from ndd_engine.train.random_state import random_state
+from ndd_engine.train.checkpoint_state import random_state
 
 CPU = torch.device("cpu")
 

@@ -25,7 +25,7 @@ from ndd_engine.train.prepare import seed
 from ndd_engine.train.rehearsal import Rehearsal
 from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.stepper import Stepper, _nothing, _without_gradient
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.result import TrainingParts
 
 CPU = torch.device("cpu")

@@ -8,10 +8,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ndd_engine.hardware.gpus import Gpu, Machine
-from ndd_engine.hardware.host import Host
+from ndd_engine.hardware.gpus import Gpu, Host, Machine
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.trial.trial_request import Progress, TrialRequest
+from ndd_engine.trial.outcome import Progress, TrialRequest
 
 
 def machine(cores: float = 2, gpu: bool = False, capability: tuple[int, int] = (9, 0)) -> Machine:

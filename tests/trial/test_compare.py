@@ -15,8 +15,7 @@ from ndd_console.render.text import lines as text_lines
 from ndd_console.words.comparison import several_compared, two_compared
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import Event, SampleEvent
-from ndd_engine.record.rundir import RunDir
-from ndd_engine.record.sources import Sources
+from ndd_engine.record.rundir import RunDir, Sources
 from ndd_engine.script.command import Command
 from ndd_engine.trial.compare import Comparison, Stretch, compare, compare_several, rate, ratio, warm_up
 from ndd_engine.trial.estimates import Usual

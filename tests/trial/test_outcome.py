@@ -8,9 +8,17 @@ import pytest
 
 from ndd_engine.errors import UsageError
 from ndd_engine.trial.estimates import Estimate
-from ndd_engine.trial.outcome import break_even, compare_losses, differences, effect, result
+from ndd_engine.trial.outcome import (
+    Base,
+    SideFacts,
+    TrialRequest,
+    break_even,
+    compare_losses,
+    differences,
+    effect,
+    result,
+)
 from ndd_engine.trial.trial import drafts
-from ndd_engine.trial.trial_request import Base, SideFacts, TrialRequest
 
 ITEMS = (16, 16)
 

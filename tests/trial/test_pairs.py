@@ -21,8 +21,7 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial import sides as sides_module
 from ndd_engine.trial import trial as trial_module
 from ndd_engine.trial.estimates import Usual
-from ndd_engine.trial.outcome import PairVariances
-from ndd_engine.trial.trial_request import CACHES, Base, Progress, SideFacts, TrialRequest
+from ndd_engine.trial.outcome import CACHES, Base, PairVariances, Progress, SideFacts, TrialRequest
 
 USUAL = "usual difference"
 CHANGE = "loader.fetch=item"

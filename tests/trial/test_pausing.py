@@ -19,10 +19,9 @@ from ndd_engine.errors import RunLockedError, UsageError
 from ndd_engine.record.channel import MAX_LINE, ControlServer, send
 from ndd_engine.record.events import MarkEvent, StageEvent, TrialEvent, parse
 from ndd_engine.record.rundir import RunDir, RunLock
-from ndd_engine.run.run import Run
-from ndd_engine.trial.pausing import alone, held, to_pause
-from ndd_engine.trial.store import record_trial
-from ndd_engine.trial.trial_request import Base
+from ndd_engine.run import Run
+from ndd_engine.trial.outcome import Base
+from ndd_engine.trial.trial import alone, held, record_trial, to_pause
 
 EVENT = TrialEvent(
     ["loader.workers=2"], "run live", "faster", "faster 1.42x", ratio=1.42, low=1.38, high=1.47, abba_blocks=6
@@ -31,7 +30,7 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.trial.pausing import held
+from ndd_engine.trial.trial import held
 with held([RunDir(Path(sys.argv[1]))]):
     print("held", flush=True)
     time.sleep(600)
@@ -200,7 +199,7 @@ def test_a_trial_that_cannot_be_recorded_says_why(tmp_path: Path) -> None:
 ALONE = """
 import sys, time
 from pathlib import Path
-from ndd_engine.trial.pausing import alone
+from ndd_engine.trial.trial import alone
 with alone("cpu", lambda text: print(text, flush=True), folder=Path(sys.argv[1])):
     print("alone", flush=True)
     time.sleep(600)

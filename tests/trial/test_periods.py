@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ndd_engine.trial.periods import period_of, recurs, undecided
+from ndd_engine.trial.outcome import period_of, recurs, undecided
 
 draws = random.Random(3)
 

@@ -15,6 +15,7 @@ from ndd_engine.config import Config, read
 from ndd_engine.errors import ConfigError, UsageError
 from ndd_engine.hardware.gpus import Gpu, Machine
 from ndd_engine.record.events import TrialEvent
+from ndd_engine.trial.outcome import Base
 from ndd_engine.trial.scaling import (
     Point,
     ScalingRequest,
@@ -27,7 +28,6 @@ from ndd_engine.trial.scaling import (
     run_scaling,
     strategies_of,
 )
-from ndd_engine.trial.trial_request import Base
 
 SETS = ("workload.name=chartext", "workload.size=tiny", "batch.micro=16", "run.epochs=1", "run.device=cpu")
 

@@ -21,8 +21,8 @@ from ndd_engine.script import trials as trials_module
 from ndd_engine.script.trials import edit_for, run_script_trial
 from ndd_engine.trial import sides as sides_module
 from ndd_engine.trial.estimates import Estimate
+from ndd_engine.trial.outcome import Base, SideFacts, TrialRequest
 from ndd_engine.trial.sides import Budget, Sides
-from ndd_engine.trial.trial_request import Base, SideFacts, TrialRequest
 
 # A change that needs processes of its own, and one that one process can switch.
 APART, TOGETHER = "env.FASTER=1", "run.threads=1"

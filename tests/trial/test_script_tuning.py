@@ -20,7 +20,7 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.script import trials
 from ndd_engine.script.edits import Edit
 from ndd_engine.script.script_tuning import candidates_for, tune_script
-from ndd_engine.trial.trial_request import TrialRequest
+from ndd_engine.trial.outcome import TrialRequest
 from ndd_engine.trial.tuning import Tuning, TuningState
 from ndd_watch.changes import Place
 

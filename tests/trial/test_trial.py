@@ -21,7 +21,7 @@ from trial_help import descendants, measured, planted
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import UsageError
-from ndd_engine.run.run import Run
+from ndd_engine.run import Run
 from ndd_engine.text import size
 from ndd_engine.train.prepare import prepare_run
 from ndd_engine.train.request import RunRequest
@@ -29,10 +29,10 @@ from ndd_engine.train.step.optimizers import Precision, make_precision, set_tf32
 from ndd_engine.train.training_run import TrainingRun
 from ndd_engine.trial import side as side_module
 from ndd_engine.trial.estimates import METHOD
+from ndd_engine.trial.outcome import Base, Parts, Progress, SideFacts, TrialRequest
 from ndd_engine.trial.side import Own
 from ndd_engine.trial.trial import run_trial
-from ndd_engine.trial.trial_request import Base, Parts, Progress, SideFacts, TrialRequest
-from ndd_watch.gate import gate
+from ndd_watch.trying import gate
 
 SLOW = {"sleep": 0.002}
 FIXED = "workload.options.sleep=0.0"
@@ -133,7 +133,7 @@ def test_a_trial_can_be_stopped(tmp_path: Path) -> None:
 PARENT = """
 import sys
 from pathlib import Path
-from ndd_engine.trial.trial_request import Base, TrialRequest
+from ndd_engine.trial.outcome import Base, TrialRequest
 from ndd_engine.trial.trial import run_trial
 base = Base("planted", Path(sys.argv[1]), None, ("workload.options.sleep=0.002",))
 request = TrialRequest(base, ("loader.workers=1",), 1000.0, restarts=sys.argv[2] == "2")

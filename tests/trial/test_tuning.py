@@ -12,7 +12,7 @@ from measured import Bench, machine, trial
 
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError, NddError, UsageError
-from ndd_engine.trial.trial_request import Base
+from ndd_engine.trial.outcome import Base
 from ndd_engine.trial.tuning import TuningRow, TuningState, place_of, run_tuning, trained
 from ndd_watch.changes import Place, candidates
 

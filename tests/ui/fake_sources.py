@@ -14,7 +14,7 @@ from ndd_engine.record.events import (
     TrialEvent,
 )
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.trial.trial_request import Progress
+from ndd_engine.trial.outcome import Progress
 
 from .fakes import T0, snapshot
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ndd_engine.trial.trial_request import Progress
+from ndd_engine.trial.outcome import Progress
 from ndd_engine.trial.tuning import TuningRow as TuningRowView
 from ndd_engine.trial.tuning import TuningState
 from ndd_watch.changes import Candidate

@@ -21,7 +21,7 @@ from ndd_console.words.diagnosis import Rules
 from ndd_engine.config.loading import meant
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.trial.trial_request import Progress
+from ndd_engine.trial.outcome import Progress
 from ndd_engine.trial.tuning import TuningState
 from ndd_engine.wizard.proposals import Proposal
 

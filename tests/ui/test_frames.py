@@ -18,7 +18,7 @@ from ndd_console.screens.trial import TrialScreen
 from ndd_console.view.style import PLAIN, Look
 from ndd_console.words.blocks import Block, Text
 from ndd_engine.record.events import TextsEvent
-from ndd_engine.trial.trial_request import Progress
+from ndd_engine.trial.outcome import Progress
 from ndd_engine.trial.tuning import TuningRow
 
 from . import serve

@@ -11,7 +11,7 @@ from textual.pilot import Pilot
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.trial import TrialScreen
 from ndd_engine.diagnose import Change
-from ndd_engine.trial.trial_request import Progress
+from ndd_engine.trial.outcome import Progress
 
 from . import pilots
 from .fake_sources import FakeSource, FakeTrials

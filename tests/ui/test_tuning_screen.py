@@ -17,7 +17,7 @@ from ndd_console.screens.tuning import TuningScreen
 from ndd_console.view.interval import interval_rows, progress_rows
 from ndd_console.view.style import COLOUR, Row
 from ndd_engine.errors import UsageError
-from ndd_engine.trial.trial_request import Progress
+from ndd_engine.trial.outcome import Progress
 from ndd_engine.trial.tuning import TuningState
 
 from .fake_tuning import DONE, MEASURING, FixedTuning

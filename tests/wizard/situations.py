@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ndd_engine.config import read
-from ndd_engine.hardware.host import Host
+from ndd_engine.hardware.gpus import Host
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.estimate import ItemCounts
 from ndd_engine.predict.probe_process import Opened

@@ -13,8 +13,16 @@ from test_verify import STEP_S, FakeSide, _sides  # noqa: F401  the fixture inst
 
 from ndd_engine.wizard.planner import present_batch, unprobed_present
 from ndd_engine.wizard.proposals import Answers, Batch, Measured, Proposal
-from ndd_engine.wizard.session import ProposalSet, to_verify, with_present
-from ndd_engine.wizard.verify import Choice, choose, comparison, listed, verify
+from ndd_engine.wizard.session import (
+    Choice,
+    ProposalSet,
+    choose,
+    comparison,
+    listed,
+    to_verify,
+    verify,
+    with_present,
+)
 
 BUDGET_S = 60.0
 Noise = Callable[[int], float]

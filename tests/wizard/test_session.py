@@ -13,8 +13,7 @@ from situations import OPENED
 from ndd_engine.errors import MachineError, NddError, UsageError
 from ndd_engine.wizard.planner import Planner, WizardStoppedError
 from ndd_engine.wizard.proposals import Answers
-from ndd_engine.wizard.session import propose, to_verify
-from ndd_engine.wizard.verify import verify
+from ndd_engine.wizard.session import propose, to_verify, verify
 
 NDD = ("workload.samples=400", "batch.sequence=8", "batch.micro=16", "run.device=cpu", "run.max_steps=20")
 SMALL = ("workload.size=tiny", "run.device=cpu", "run.max_steps=20")

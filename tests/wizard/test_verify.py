@@ -11,11 +11,10 @@ import pytest
 from situations import BASE, OPENED, situation
 
 from ndd_engine.child import ChildError
-from ndd_engine.trial.trial_request import SideFacts
-from ndd_engine.wizard import verify as module
+from ndd_engine.trial.outcome import SideFacts
+from ndd_engine.wizard import session as module
 from ndd_engine.wizard.proposals import Answers, Batch, Measured, Proposal
-from ndd_engine.wizard.session import best_measured, by_measured
-from ndd_engine.wizard.verify import verify
+from ndd_engine.wizard.session import best_measured, by_measured, verify
 
 ROOM = 1000
 STEP_S = {2: 0.5, 4: 0.6, 8: 0.7, 16: 5.0}  # 8 has the highest throughput

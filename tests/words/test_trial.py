@@ -8,7 +8,7 @@ from ndd_console.render.text import lines
 from ndd_console.words.blocks import Text
 from ndd_console.words.trial import conditions, measurement, trial_blocks, trial_text
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.trial.trial_request import Progress
+from ndd_engine.trial.outcome import Progress
 
 
 def test_both_sides_are_shown_in_a_table() -> None:

@@ -11,8 +11,8 @@ from ndd_engine.config import read
 from ndd_engine.config.schema import Config
 from ndd_engine.workloads import finetune_data
 from ndd_engine.workloads.base import Workload
+from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import Settings
-from ndd_engine.workloads.registry import prepare
 
 TINY = (
     "workload.size=tiny", "workload.layers=1", "workload.width=16", "workload.document_chars=600",

@@ -14,7 +14,7 @@ import pytest
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError
 from ndd_engine.workloads.base import Workload
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 MakeConfig = Callable[..., Config]
 Prepare = Callable[..., Workload]

@@ -6,8 +6,8 @@ import pytest
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError
+from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import facts, problems
-from ndd_engine.workloads.registry import prepare
 
 
 def refused(config: Config) -> str:

@@ -28,8 +28,8 @@ from ndd_engine.workloads.antispoof import (
     make_clips,
 )
 from ndd_engine.workloads.base import Workload, parameter_count
+from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import Settings
-from ndd_engine.workloads.registry import prepare
 
 MakeConfig = Callable[..., Config]
 

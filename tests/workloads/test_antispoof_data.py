@@ -17,14 +17,11 @@ from problems_help import refused
 from torch import Tensor
 
 from ndd_engine.config.schema import Config
-from ndd_engine.workloads.antispoof import REAL, SPOOF, SpeechClips
+from ndd_engine.workloads.antispoof import REAL, SPOOF, SpeechClips, decode_pcm
 from ndd_engine.workloads.antispoof_data import SpeechData, held_out, read_folder
-from ndd_engine.workloads.antispoof_signals import (
-    decode_pcm,
-)
+from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import facts, problems
 from ndd_engine.workloads.problems import Problems
-from ndd_engine.workloads.registry import prepare
 
 MakeConfig = Callable[..., Config]
 

@@ -23,8 +23,8 @@ from ndd_engine.workloads.chartext import (
     absorb,
     score_entropy,
 )
+from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import facts
-from ndd_engine.workloads.registry import prepare
 
 GUIDE = Size(65, 256, 6, 6, 384, 0.2)
 

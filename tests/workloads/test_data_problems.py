@@ -13,8 +13,8 @@ from problems_help import refused
 
 from ndd_engine.config import read
 from ndd_engine.config.schema import Config
+from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import facts, problems
-from ndd_engine.workloads.registry import prepare
 
 MakeConfig = Callable[..., Config]
 

@@ -17,8 +17,8 @@ from ndd_engine.workloads.eeg import (
     clip_outliers,
     synthetic,
 )
+from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import SeriesLayout, facts
-from ndd_engine.workloads.registry import prepare
 
 
 def test_windows_of_stride_one() -> None:

@@ -16,9 +16,9 @@ from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.evaluate import evaluate
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
+from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.finetune import Pad, Perplexity, scored_tokens
 from ndd_engine.workloads.interface import facts
-from ndd_engine.workloads.registry import prepare
 
 CPU = torch.device("cpu")
 

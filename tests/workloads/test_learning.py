@@ -14,7 +14,7 @@ import torch
 from learning_help import evaluate, train
 
 from ndd_engine.config.schema import Config
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 MakeConfig = Callable[..., Config]
 

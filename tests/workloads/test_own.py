@@ -14,7 +14,7 @@ from ndd_engine.config import read, to_toml
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError
 from ndd_engine.workloads.base import MeanLoss
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 # What may be given.
 

@@ -14,8 +14,8 @@ from ndd_engine.config import read
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError, TrainingError
 from ndd_engine.record.rundir import new_run_dir
+from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import problems
-from ndd_engine.workloads.registry import prepare
 
 # Mistakes that show without importing the module.
 

@@ -10,7 +10,7 @@ from own_help import MakeConfig, Prepare, giving, mistakes
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 
 NET = "def factory(settings):\n    net = Net()\n    {body}\n    return dict(model=net, train_data=Pairs(), {parts})\n"
 SGD = "optimizer=torch.optim.SGD(net.parameters(), lr=0.1)"

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ndd_engine.workloads.antispoof_data import HOP
-from ndd_engine.workloads.antispoof_signals import (
+from ndd_engine.workloads.antispoof import (
     FLOOR,
     N_FFT,
     LogMel,
@@ -21,6 +20,7 @@ from ndd_engine.workloads.antispoof_signals import (
     seeded,
     utterance,
 )
+from ndd_engine.workloads.antispoof_data import HOP
 
 
 def tone(hertz: float, seconds: float, rate: int) -> Tensor:

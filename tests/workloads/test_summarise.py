@@ -16,7 +16,7 @@ from learning_help import evaluate, train
 
 from ndd_engine.config.schema import Config
 from ndd_engine.workloads.base import Workload
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.summarise import PairDataset, rouge
 from ndd_engine.workloads.summarise_data import END, PADDING
 

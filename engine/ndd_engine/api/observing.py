@@ -1,4 +1,9 @@
-"""`observe()`: a script observes itself, and says what hooks on torch cannot know."""
+"""`observe()`: a script observes itself, also through the callbacks of frameworks.
+
+`observe()`: a script observes itself, and says what hooks on torch cannot know.
+
+What the callbacks share: an observation from the beginning of each training to its end, which never raises.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +21,11 @@ from typing import Any, Self
 from ndd_engine.files import write_text
 from ndd_engine.record.rundir import RunDir, new_run_dir
 from ndd_engine.script.command import Command
-from ndd_engine.script.progress import readable_by
+from ndd_engine.script.records import readable_by
 from ndd_engine.script.script_run import CLOSED
 from ndd_watch import CAPTURES
-from ndd_watch.exceptions import Contained, of_script
+from ndd_watch.apart import Contained, of_script
+from ndd_watch.frameworks import Known, Put, Wishes
 
 from .sources import PathLike, root_of
 
@@ -146,3 +152,49 @@ def _started(name: str | None, runs: PathLike | None, frameworks: bool) -> Obser
     os.environ.update(readable_by(follower.pid))
     _running.append(observer)
     return Observation(observer, directory.path, follower)
+
+
+class Observed:
+    """base: the framework's class of callbacks. make: returns the class of one that records with given functions.
+
+    told: the callback that records; outside an observation one that does nothing. A second training gets the name with
+    a number. A copy in another process observes on its own.
+    """
+
+    def __init__(
+        self,
+        base: type,
+        make: Callable[[type, Put, Known, Wishes], type],
+        name: str | None,
+        runs: PathLike | None,
+    ) -> None:
+        self._base, self._make, self._name, self._runs = base, make, name, runs
+        self._observation: Observation | None = None
+        self._trainings = 0
+        self.told: Any = base()
+        self.wishes = Wishes()
+
+    def begin(self, leads: bool) -> None:
+        """A training begins. leads: whether this is the process of rank 0."""
+        self.end()  # of a training that raised an error
+        if not leads:
+            return
+        with Contained():
+            self._trainings += 1
+            later = self._name is not None and self._trainings > 1
+            name = f"{self._name}-{self._trainings}" if later else self._name
+            self._observation = observation = started(name, self._runs, frameworks=False)
+            if observation.path is not None:  # else `ndd-console run` records the same
+                self.wishes = observation.wishes
+                self.told = self._make(self._base, observation.told, observation.known, self.wishes)()
+
+    def end(self, error: BaseException | None = None) -> None:
+        """The training has ended. error: that has ended it."""
+        observation, self._observation = self._observation, None
+        with Contained():
+            self.told = self._base()
+            if observation is not None:
+                observation.__exit__(type(error) if error is not None else None, error, None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_observation": None, "told": self._base()}

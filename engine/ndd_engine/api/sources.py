@@ -16,7 +16,7 @@ from ndd_engine.config.loading import COMMAND_LINE
 from ndd_engine.errors import ConfigError, Problem, UsageError
 from ndd_engine.record.rundir import RunDir, find_run, runs_root
 from ndd_engine.text import printable
-from ndd_engine.trial.trial_request import Base
+from ndd_engine.trial.outcome import Base
 
 PathLike: TypeAlias = "str | os.PathLike[str]"
 Source: TypeAlias = "PathLike | Mapping[str, Any] | None"

@@ -9,10 +9,9 @@ try:
 except ImportError:  # the package of Lightning 1
     from pytorch_lightning import Callback
 
+from ndd_engine.api.observing import Observed
 from ndd_engine.api.sources import PathLike
 from ndd_watch.frameworks import lightning
-
-from .observed import Observed
 
 
 class NddCallback(Callback):  # type: ignore[misc]

@@ -6,10 +6,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from ndd_engine.api.observing import Observed
 from ndd_engine.api.sources import PathLike
 from ndd_watch.frameworks import hugging_face
-
-from .observed import Observed
 
 
 class NddCallback(TrainerCallback):  # type: ignore[misc]

@@ -1,4 +1,7 @@
-"""The run configuration: every key with its type, default, allowed range and description."""
+"""The run configuration: every key with its type, default, allowed range and description.
+
+Which configurations cannot be captured in a CUDA graph: for the step itself, its candidates and the diagnosis.
+"""
 
 from __future__ import annotations
 
@@ -601,3 +604,19 @@ def _range(schema: Mapping[str, Any]) -> str:
     }
     limits = [f"{sign} {schema[key]:,}" for key, sign in words.items() if key in schema]
     return f" {' and '.join(limits)}" if limits else ""
+
+
+def why_no_graph(gpu: bool, ranks: int, scales: bool, optimizer: str) -> str | None:
+    """Why a step cannot be captured, or None.
+
+    gpu: whether it trains on a CUDA GPU. scales: whether a scaler multiplies the loss. optimizer: its name.
+    """
+    if not gpu:
+        return "there is no CUDA GPU"
+    if ranks > 1:
+        return "several ranks exchange gradients during backward"
+    if scales:
+        return 'fp16 loss scaling checks the gradients on the host: use precision.amp "bf16"'
+    if optimizer == "sgd":
+        return "torch's SGD reads the learning rate on the host"
+    return None

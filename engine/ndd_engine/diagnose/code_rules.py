@@ -1,16 +1,147 @@
-"""Functions of the user's own code and what they call: in a step, in an evaluation, in a checkpoint."""
+"""The user's own code: its functions, modes and settings, and what it does without need.
+
+Settings that are not in effect, and modes and waits of observed scripts.
+
+Functions of the user's own code and what they call: in a step, in an evaluation, in a checkpoint.
+
+What a training does without need: gradients of whole tables, graphs that stay, DataParallel.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import PurePath
 
-from ndd_engine.text import counted, percent, span
+from ndd_engine.record.event import Table
+from ndd_engine.text import counted, number, percent, printable, span, times
 from ndd_watch.called import logs
+from ndd_watch.slowing import RETAINED_STEPS
 
 from . import data_facts, data_rules
 from .finding import Finding
-from .run_rules import waited_ns
-from .view import CLOCK, FLOOR, MODEL, PROFILER, Draft, LibraryCall, SlowFunction, View, taken
+from .view import (
+    BETWEEN,
+    CLOCK,
+    COMPUTING,
+    CONFIG,
+    DEVICE,
+    FLOOR,
+    MODEL,
+    PROFILER,
+    Cost,
+    Draft,
+    LibraryCall,
+    SlowFunction,
+    View,
+    place,
+    taken,
+)
+
+
+def no_effect(view: View) -> Finding | None:
+    """Requested settings that are not in effect."""
+    failed = [setting for setting in view.snapshot.settings if setting.in_effect is False]
+    if not failed:
+        return None
+    names = ", ".join(printable(setting.name) for setting in failed)
+    title = f"setting{'' if len(failed) == 1 else 's'} not in effect: {names}"
+    draft = Draft("no-effect", title, None, "certain")
+    for setting in failed:
+        text = f"{setting.name}: requested {setting.requested}, applied {setting.applied}"
+        draft.saw(printable(text + (f" ({setting.verified})" if setting.verified else "")), "verified")
+    return draft.done()
+
+
+EFFECT_RULES = (no_effect,)
+
+# Reads of a tensor that are no call of a method by name.
+WAITS = {
+    "float": "float(tensor)", "int": "int(tensor)", "bool": "bool(tensor), which if and while call,",
+    "format": 'f"{tensor}"', "repr": "print(tensor)", "in": "x in tensor", "to": '.to("cpu")',
+}  # fmt: skip
+
+
+def anomaly(view: View) -> Finding | None:
+    """A debugging mode of autograd that was left on."""
+    functions = view.snapshot.functions
+    if not (view.script.get("anomaly") or (functions is not None and functions.anomaly)):
+        return None
+    cost = view.cost(*MODEL)
+    draft = Draft("anomaly", "anomaly detection of autograd is on", cost, "certain")
+    draft.saw("torch.is_anomaly_enabled() is true", CONFIG)
+    draft.saw(
+        "every operator records a traceback, and every gradient is checked for NaN", "PyTorch documentation"
+    )
+    draft.unbounded()
+    draft.change("remove torch.autograd.set_detect_anomaly(True), which is for debugging")
+    return draft.done()
+
+
+def oversubscribed(view: View) -> Finding | None:
+    """More threads than cores. Without a measurement before training, a trial shows what it costs."""
+    threads, cores = view.threads, view.whole_cores
+    if not view.is_script or view.gpu or threads is None or cores is None or threads <= cores:
+        return None
+    computing = view.cost(*COMPUTING)
+    if not computing.clear:
+        return None
+    part = view.part(computing.share * (1 - cores / threads))
+    title = f"{threads} threads on {cores} core{'s' if cores > 1 else ''}: oversubscribed"
+    draft = Draft("oversubscribed", title, part)
+    draft.saw(f"torch.get_num_threads() is {threads}", CONFIG)
+    draft.add(taken(computing, "computing takes"))
+    draft.unbounded()
+    draft.change("use one thread per core", f"run.threads={cores}")
+    return draft.done()
+
+
+def waited_ns(view: View) -> float:
+    """Nanoseconds of the profiled step in calls that wait for the GPU."""
+    return sum(view.waits.values())
+
+
+def _lost_in_waits(view: View, wall_ns: int) -> float:
+    """Share of a step for which the GPU waits, at most, because the host has waited for it."""
+    if not view.clocked:
+        return min(waited_ns(view) / wall_ns, 1.0 if view.idle is None else view.idle)
+    inside = {phase: ns / wall_ns for phase, ns in view.waits.items() if phase in MODEL}
+    elsewhere = waited_ns(view) / wall_ns - sum(inside.values())
+    # After such a wait, the GPU has nothing to do until the host launches something again.
+    lost = min(elsewhere, view.cost(*BETWEEN).share)
+    return min(lost + sum(min(share, view.exposed(phase)) for phase, share in inside.items()), 1.0)
+
+
+def waits_for_device(view: View) -> Finding | None:
+    """Calls that wait for the GPU in every step. Only where nothing else was measured: a capture shows idle time."""
+    functions, kernels = view.snapshot.functions, view.snapshot.kernels
+    if (
+        not view.is_script
+        or not view.gpu
+        or functions is None
+        or not view.device_waits
+        or kernels is not None
+    ):
+        return None
+    share = _lost_in_waits(view, max(functions.wall_ns, 1))
+    if share < 2 * FLOOR:
+        return None
+    file, line, name, method, calls, _ = max(view.device_waits, key=lambda wait: wait[5])
+    where = place(file, line, name)
+    draft = Draft("sync", f"{where} waits for the GPU in every step", view.part(share), "possible")
+    call = WAITS.get(method, f".{method}()")
+    draft.saw(f"{call} is called {counted(calls, 'time')} in a step", PROFILER)
+    draft.saw(f"such calls take {span(waited_ns(view))}; the GPU may compute meanwhile", PROFILER)
+    if view.clocked:
+        draft.add(taken(view.cost(*BETWEEN), "between the steps the GPU waits for"))
+    elif view.idle is not None:
+        draft.saw(f"the GPU is idle {percent(view.idle)} of the time", "NVML")
+    draft.unbounded()
+    draft.change(f"call {call} every few steps only, or once for several values", where=where)
+    return draft.done()
+
+
+SCRIPT_RULES = (anomaly, oversubscribed, waits_for_device)
+
 
 # Phases of our own runs besides the model and the loader, for which other rules name the function.
 AROUND = ("to_device", "clip", "optimizer", "zero_grad", "log", "other")
@@ -344,3 +475,175 @@ def outside(view: View) -> Finding | None:
 
 
 RULES = (slow_function, logging_calls, outside, aside)
+
+
+LOOK = "graphs of the losses"
+# What is no state of an optimizer.
+IN_MODEL = ("parameters", "gradients")
+# Tables with this part of all values that are updated explain what the update takes.
+# Backward usually takes up to so many times as long as forward and the loss.
+BACKWARD = 2.0
+# Optimizers that take sparse gradients as they are.
+_TAKE_SPARSE = ("SGD", "Adagrad", "SparseAdam")
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Dense gradients of tables. share: of the values that the optimizers update. cost: in all phases together.
+
+    updating: of clipping, the optimizer and zero_grad. excess_ns: of backward, beyond what the rest of it may take.
+    """
+
+    tables: tuple[Table, ...]
+    share: float
+    updating: Cost
+    excess_ns: float
+    cost: Cost
+
+
+def dense(view: View) -> Dense | None:
+    """What dense gradients of tables cost, of which a step reads few rows; None without such a table."""
+    functions = view.snapshot.functions
+    if functions is None or not functions.tables or view.step_ns <= 0:
+        return None
+    share = min(sum(table[5] for table in functions.tables), 1.0)
+    updating = view.cost("clip", "optimizer", "zero_grad")
+    forward, backward = _host_or_device(view, "forward", "loss"), _host_or_device(view, "backward")
+    excess = max(backward - BACKWARD * forward, 0.0) * share
+    part = min((share * updating.ns + excess) / view.step_ns, 1.0)
+    return Dense(tuple(functions.tables), share, updating, excess, view.part(part))
+
+
+def _host_or_device(view: View, *phases: str) -> float:
+    """Nanoseconds of these phases: by the clock of a GPU where there is one, and 0 on a GPU without."""
+    if view.gpu:
+        return sum(view.device_cost(phase).ns for phase in phases)
+    return view.cost(*phases).ns
+
+
+def dense_embedding(view: View) -> Finding | None:
+    """An embedding has a gradient for each row of its table, and all phases that handle it handle all rows."""
+    found = dense(view)
+    if found is None or found.cost.share < 2 * FLOOR:
+        return None
+    name, _, rows, _, indices, _, optimizer = found.tables[0]
+    where = printable(name)
+    title = (
+        f"the gradient of {where} has all {number(rows)} rows of its table, of which a step reads at most "
+        f"{number(indices)}: up to {percent(found.cost.share)} of each step"
+    )
+    draft = Draft("dense-embedding", title, found.cost)
+    for table in found.tables[:3]:
+        size = f"{number(table[2])} x {number(table[3])}"
+        draft.saw(
+            f"{printable(table[0])} ({printable(table[1])}, {size}) has sparse=False; a step reads at most "
+            f"{counted(table[4], 'row')} of it",
+            PROFILER,
+        )
+    several = "these tables have" if found.tables[1:] else "it has"
+    draft.saw(f"{several} {percent(found.share)} of all values that are updated", PROFILER)
+    phases = (
+        "clipping, the optimizer and zero_grad" if view.cost("clip").ns else "the optimizer and zero_grad"
+    )
+    draft.add(taken(found.updating, f"{phases}, which handle all of these values, take"))
+    if found.excess_ns:
+        source = DEVICE if view.gpu else CLOCK
+        text = f"backward takes {span(found.excess_ns)} more than twice the time of forward, as a dense gradient does"
+        draft.saw(text, source)
+    if optimizer in _TAKE_SPARSE:
+        update = f"{optimizer} takes such gradients, without weight_decay and fused=True"
+        changes = "Without momentum, the training stays the same"
+    else:
+        update = (
+            f"update its weight by torch.optim.SparseAdam, and all others by {printable(optimizer)} as before"
+        )
+        changes = "This changes the training slightly: rows that a step does not read keep their averages"
+    clips = "; clip_grad_norm_ does not take it" if view.cost("clip").ns else ""
+    draft.change(f"make {where} with sparse=True; {update}{clips}. {changes}")
+    return draft.done()
+
+
+def data_parallel(view: View) -> Finding | None:
+    """A DataParallel with several GPUs: one process for all of them, and a copy of the model in each step."""
+    devices = view.script.get("data_parallel")
+    if not isinstance(devices, int) or devices < 2:
+        return None
+    cost = view.cost(*MODEL)
+    draft = Draft("data-parallel", f"torch.nn.DataParallel trains on {devices} GPUs from one process", cost)
+    draft.saw(f"a module of this class is called with {devices} device_ids", CONFIG)
+    draft.saw(
+        "it copies the model to each GPU in each step, and threads of one process share the interpreter",
+        "PyTorch documentation",
+    )
+    draft.add(taken(cost, f"{view.model_takes}"))
+    draft.unbounded()
+    draft.change(
+        "use torch.nn.parallel.DistributedDataParallel with one process for each GPU: "
+        f"torchrun --nproc-per-node={devices}, and a DistributedSampler"
+    )
+    return draft.done()
+
+
+def denormals(view: View) -> Finding | None:
+    """Many numbers are denormal, and the processor is slow with them."""
+    functions = view.snapshot.functions
+    if functions is None or not functions.denormals or view.gpu or view.get("speed.flush_denormal") is True:
+        return None
+    costs = {name: _slowed(view, name, slow) for name, (_, slow) in functions.denormals.items()}
+    name = max(costs, key=lambda one: costs[one].share)
+    cost, (share, slow) = costs[name], functions.denormals[name]
+    if cost.share < 2 * FLOOR:
+        return None
+    what = printable(name) + ("" if name in IN_MODEL else " of the optimizer")
+    draft = Draft("denormals", f"{percent(share)} of the {what} are denormal numbers", cost, "possible")
+    draft.saw("they are too small for full precision, as far as a few values of each tensor tell", PROFILER)
+    draft.saw(f"this processor takes {times(slow)} as long for them", "measured in the profiled process")
+    phases = _phases(name)
+    draft.add(taken(view.cost(*phases), f"{', '.join(phases)}: what computes with them takes"))
+    draft.change("take denormal numbers as zero: torch.set_flush_denormal(True)", "speed.flush_denormal=true")
+    return draft.done()
+
+
+def _phases(name: str) -> tuple[str, ...]:
+    return {"parameters": (*MODEL, "optimizer"), "gradients": ("clip", "optimizer")}.get(name, ("optimizer",))
+
+
+def _slowed(view: View, name: str, slow: float) -> Cost:
+    """What removing the slowness saves at most: if all that computes with such numbers is as slow as that."""
+    return view.part(view.cost(*_phases(name)).share * (1 - 1 / slow))
+
+
+def explains_optimizer(view: View) -> bool:
+    """Whether one of these findings says why the optimizer takes long."""
+    tables, functions = dense(view), view.snapshot.functions
+    if tables is not None and tables.share >= MOST_OF:
+        return True
+    slow = functions is not None and "optimizer" in {
+        one for name in functions.denormals for one in _phases(name)
+    }
+    return slow and denormals(view) is not None
+
+
+def retain_graph(view: View) -> Finding | None:
+    """Backward passes keep their graphs, and none goes through one again."""
+    where, functions = view.script_place("retains"), view.snapshot.functions
+    if where is None and functions is not None and functions.retains is not None:
+        file, line = functions.retains
+        where = printable(f"{PurePath(file).name}:{line}")
+    if where is None:
+        return None
+    draft = Draft("retain-graph", "backward passes keep their graphs without need (retain_graph=True)", None)
+    draft.saw(
+        f"in {RETAINED_STEPS} steps in a row, each backward pass at {where} kept its graph, and none went through an "
+        "earlier one again",
+        LOOK,
+    )
+    draft.saw(
+        "the activations of a step stay until its loss is replaced: the next forward pass needs memory for both",
+        "PyTorch documentation",
+    )
+    draft.change("call backward() without retain_graph=True (same gradients)", where=where)
+    return draft.done()
+
+
+NEEDLESS_RULES = (dense_embedding, data_parallel, denormals, retain_graph)

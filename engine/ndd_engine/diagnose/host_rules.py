@@ -9,10 +9,9 @@ from ndd_engine.record.figures import others_text
 from ndd_engine.record.snapshot import LEAST_SAMPLES
 from ndd_engine.text import counted, number, percent, printable, span, times
 
-from .code_rules import explain_aside, most_of_aside
+from .code_rules import explain_aside, explains_optimizer, most_of_aside
 from .data_facts import slower
 from .finding import Change, Evidence, Finding
-from .script_rules import explains_optimizer
 from .view import (
     BASELINE,
     CLOCK,

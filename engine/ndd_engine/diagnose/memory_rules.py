@@ -13,7 +13,7 @@ from ndd_engine.text import counted, duration, number, percent, printable, size
 
 from .finding import Confidence, Finding
 from .gpu_rules import smaller_batches
-from .trends import condensed, line_through
+from .pace_rules import condensed, line_through
 from .view import MODEL, Draft, View
 
 Trend = tuple[tuple[int, float], ...]

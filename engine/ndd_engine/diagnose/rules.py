@@ -15,20 +15,14 @@ from ndd_engine.text import duration, percent, times
 from ndd_watch.changes import TABLE
 
 from . import (
-    capture_rules,
     code_rules,
     data_rules,
-    finite_rules,
     gpu_rules,
     host_rules,
     memory_rules,
     model_rules,
     pace_rules,
-    pass_rules,
     process_rules,
-    rank_rules,
-    run_rules,
-    script_rules,
 )
 from .finding import ENDINGS, Change, Evidence, Finding
 from .view import CLOCK, MODEL, Cost, View, ceiling, rounded_up, taken
@@ -61,7 +55,7 @@ def healthy(view: View) -> Finding:
         what = "the GPU is busy" if capture.method == "kernels" else "the CPU computes"
         text = f"{what} {percent(capture.busy_ns / capture.wall_ns)} of the time"
         beside = "its kernels" if capture.method == "kernels" else "its operators"
-        seen = Evidence(f"little is to be gained outside of {beside}", capture_rules.TRACE)
+        seen = Evidence(f"little is to be gained outside of {beside}", gpu_rules.TRACE)
         return Finding("healthy", f"no bottleneck found: {text}", (seen,), "likely")
     title = f"no bottleneck found: {busy(view)}"
     ideas = tuple(
@@ -182,23 +176,23 @@ LEAST = 1.04
 # Rules that apply to short runs as well.
 ALWAYS: tuple[Rule, ...] = (
     *process_rules.RULES,
-    *finite_rules.RULES,
+    *model_rules.FINITE_RULES,
     *memory_rules.RULES,
-    *run_rules.RULES,
-    *pass_rules.RULES,
+    *code_rules.EFFECT_RULES,
+    *data_rules.PASS_RULES,
     model_rules.compile_cost,
 )
 RULES: tuple[Rule, ...] = (
     *data_rules.RULES,
     *host_rules.RULES,
-    *(GPU_RULES := (*gpu_rules.RULES, *gpu_rules.FORMAT_RULES, capture_rules.queue_gaps)),
-    capture_rules.gpu_unseen,
-    *rank_rules.RULES,
+    *(GPU_RULES := (*gpu_rules.RULES, *gpu_rules.FORMAT_RULES, gpu_rules.queue_gaps)),
+    gpu_rules.gpu_unseen,
+    *process_rules.RANK_RULES,
     pace_rules.slowing,
     pace_rules.piling_up,
     *model_rules.RULES,
-    *run_rules.SCRIPT_RULES,
-    *script_rules.RULES,
+    *code_rules.SCRIPT_RULES,
+    *code_rules.NEEDLESS_RULES,
     *code_rules.RULES,
     *host_rules.STEP_RULES,
 )
@@ -223,7 +217,7 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
         asked = (rule(view) for rule in RULES if view.gpu or rule not in GPU_RULES)
         found += [item for item in asked if item is not None and (item.ceiling or LEAST) >= LEAST]
     if view.trace is not None or not found:
-        idle = (capture_rules.gpu_idle(view, not found), capture_rules.host_idle(view))
+        idle = (gpu_rules.gpu_idle(view, not found), gpu_rules.host_idle(view))
         found += [item for item in idle if item is not None]
     if not found:
         found.append(healthy(view))

@@ -9,9 +9,8 @@ from math import ceil, hypot, sqrt
 from pathlib import PurePath
 from typing import Any
 
-from ndd_engine.record.event import Wait
+from ndd_engine.record.event import ASIDES, Wait
 from ndd_engine.record.events import BaselineEvent, FunctionsEvent, KernelsEvent
-from ndd_engine.record.ranks import ASIDES
 from ndd_engine.record.snapshot import OTHERS, PhaseShare, Snapshot
 from ndd_engine.text import percent, printable, span
 from ndd_watch.called import logs

@@ -16,7 +16,7 @@ from ndd_engine.record.rundir import all_runs
 from ndd_engine.text import printable
 from ndd_watch import CAPTURES
 
-from .host import Host, free_in_group, read_limits, throttled_s, usable_cores, used_s
+from .gpus import Host, free_in_group, read_limits, throttled_s, usable_cores, used_s
 from .process_state import ProcessState, own_memory, state_of
 
 # Minimum cores used by others to start a search.

@@ -15,8 +15,7 @@ import psutil
 from ndd_engine.errors import MachineError, UsageError
 from ndd_engine.text import printable
 
-from .gpus import Gpu, GpuProcess, Machine, VisibleGpus, match, names, split_mig
-from .host import Host, detect_host
+from .gpus import Gpu, GpuProcess, Host, Machine, VisibleGpus, detect_host, match, names, split_mig
 
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 ORDER = "CUDA_DEVICE_ORDER"

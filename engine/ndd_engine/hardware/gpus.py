@@ -1,17 +1,328 @@
-"""GPUs and the machine: names, memory, processes, the reason for every value, and published specifications."""
+"""The machine: its CPU cores and memory, and its GPUs with their published specifications.
+
+CPU cores and memory available to this process, after affinity and control groups, with reasons.
+
+GPUs and the machine: names, memory, processes, the reason for every value, and published specifications.
+"""
 
 from __future__ import annotations
 
+import os
+import platform
 import re
+import socket
+import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from pathlib import Path, PurePosixPath
 from typing import Any
+
+import psutil
 
 import ndd_profiles
 
-from .host import Host, free_memory
+# Version 1 writes "no limit" as the largest page-aligned number.
+_UNLIMITED = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The tightest limits from the group of this process up to the root.
+
+    cpu_quota: in cores (such as 1.5), None without a quota. cpu_usage: file with the CPU time under that quota;
+    cpu_stat: file with the throttled time. memory: (group folder, limit in bytes) of each group with a limit.
+    """
+
+    version: int | None
+    cpu_quota: float | None = None
+    cpu_usage: Path | None = None
+    memory: tuple[tuple[Path, int], ...] = ()
+    cpu_stat: Path | None = None
+
+    @property
+    def memory_limit_bytes(self) -> int | None:
+        """The tightest memory limit, None without one."""
+        return min((limit for _, limit in self.memory), default=None)
+
+
+def read_limits(root: Path = Path("/")) -> Limits:
+    """The limits of this process; none if the control groups are not readable. root: folder with proc/ and sys/."""
+    memberships = _memberships(root)
+    mounts = _mounts(root)
+    groups = list(_chain(root, memberships, mounts, "cpu"))
+    quotas = [(quota, depth) for depth, group in enumerate(groups) if (quota := _quota(group)) is not None]
+    tightest = min(quotas, default=None)
+    usage = stat = None
+    if tightest is not None:
+        usage = stat = groups[tightest[1]] / "cpu.stat"
+        if (groups[tightest[1]] / "cpu.cfs_quota_us").exists():  # version 1 counts in a controller of its own
+            counting = list(_chain(root, memberships, mounts, "cpuacct"))
+            usage = counting[tightest[1]] / "cpuacct.usage" if len(counting) == len(groups) else None
+    memory = []
+    for group in _chain(root, memberships, mounts, "memory"):
+        limit = _memory_limit(group)
+        if limit is not None:
+            memory.append((group, limit))
+    version = None if not memberships else 1 if set(memberships) & {"cpu", "memory"} else 2
+    return Limits(version, tightest[0] if tightest else None, usage, tuple(memory), stat)
+
+
+def free_in_group(group: Path, limit: int) -> int:
+    """Free bytes below a memory limit; the whole limit if the group's use is unknown.
+
+    Inactive file pages count as free: the kernel reclaims them first.
+    """
+    names = (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file"))
+    for usage, inactive in names:
+        used = _read(group / usage).strip()
+        if used.isdecimal():
+            given_up = _counter(group / "memory.stat", inactive, 1) or 0
+            return max(limit - max(int(used) - int(given_up), 0), 0)
+    return limit
+
+
+def used_s(limits: Limits) -> float | None:
+    """Seconds of CPU time that the group with the quota has used; None without a quota or if they are not counted."""
+    if limits.cpu_usage is None:
+        return None
+    text = _read(limits.cpu_usage).strip()
+    return int(text) * 1e-9 if text.isdecimal() else _counter(limits.cpu_usage, "usage_usec", 1e-6)
+
+
+def throttled_s(limits: Limits) -> float | None:
+    """Seconds for which the quota has kept cores from the group, over all cores; None if they are not counted."""
+    if limits.cpu_stat is None:
+        return None
+    found = _counter(limits.cpu_stat, "throttled_usec", 1e-6)
+    return _counter(limits.cpu_stat, "throttled_time", 1e-9) if found is None else found
+
+
+def oom_kills(root: Path = Path("/")) -> int | None:
+    """How many processes the kernel has killed as memory ran out: in the control group of this process, or else in all.
+
+    None if the kernel does not count them.
+    """
+    for group in _chain(root, _memberships(root), _mounts(root), "memory"):
+        for name in ("memory.events", "memory.oom_control"):
+            if (found := _counter(group / name, "oom_kill", 1)) is not None:
+                return int(found)
+    found = _counter(root / "proc/vmstat", "oom_kill", 1)
+    return None if found is None else int(found)
+
+
+def _counter(path: Path, name: str, unit: float) -> float | None:
+    """A counter in a file of "name number" or "name: number kB" lines, times its unit; None if it is not there."""
+    for line in _read(path).splitlines():
+        words = line.split()
+        if len(words) > 1 and words[0] == name and words[1].isdecimal():
+            return int(words[1]) * unit
+    return None
+
+
+def _memberships(root: Path) -> dict[str, str]:
+    """Controller -> path of this process's group; "" is version 2."""
+    found: dict[str, str] = {}
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            for controller in parts[1].split(","):
+                found[controller] = parts[2]
+    return found
+
+
+def _mounts(root: Path) -> dict[str, tuple[str, Path]]:
+    """Controller -> (group at the root of the mount, mount point); "" is version 2."""
+    found: dict[str, tuple[str, Path]] = {}
+    for line in _read(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        left, right = before.split(), after.split()
+        if len(left) < 5 or not right or right[0] not in ("cgroup", "cgroup2"):
+            continue
+        place = (left[3], root / left[4].lstrip("/"))
+        if right[0] == "cgroup2":
+            found.setdefault("", place)
+        else:
+            for option in right[-1].split(","):
+                found.setdefault(option, place)
+    return found
+
+
+def _chain(
+    root: Path, memberships: dict[str, str], mounts: dict[str, tuple[str, Path]], controller: str
+) -> Iterator[Path]:
+    """Folders of the group of this process and of its parents up to the mount, innermost first."""
+    key = controller if controller in memberships else ""
+    if key not in memberships or key not in mounts:
+        return
+    top, place = mounts[key]
+    group = PurePosixPath(memberships[key])
+    try:
+        inner = group.relative_to(top)
+    except ValueError:  # a container's mount shows its own group as the root, under another path
+        inner = PurePosixPath()
+    if ".." in inner.parts:
+        inner = PurePosixPath()
+    folder = place / inner
+    if not folder.is_dir():
+        folder = place
+    while True:
+        yield folder
+        if folder == place:
+            return
+        folder = folder.parent
+
+
+def _quota(group: Path) -> float | None:
+    """CPU quota of a group in cores; None without one."""
+    words = _read(group / "cpu.max").split()
+    if not words:
+        words = [_read(group / "cpu.cfs_quota_us").strip(), _read(group / "cpu.cfs_period_us").strip()]
+    try:
+        quota, period = int(words[0]), int(words[1])
+    except (ValueError, IndexError):  # "max", or no such file
+        return None
+    return quota / period if quota > 0 and period > 0 else None
+
+
+def _memory_limit(group: Path) -> int | None:
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        text = _read(group / name).strip()
+        if text.isdecimal():
+            return int(text) if int(text) < _UNLIMITED else None
+    return None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+# Flags of /proc/cpuinfo, of x86 and ARM.
+_BF16 = ("amx_bf16", "avx512_bf16", "bf16")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The CPU and the memory available to this process.
+
+    usable_cpus: cores, fractional under a quota. memory_limit_bytes: None without a limit below the total. reasons:
+    field -> explanation of its value. bf16_units: CPU instructions for bfloat16 products.
+    """
+
+    hostname: str
+    cpu: str
+    logical_cores: int
+    usable_cpus: float
+    memory_total_bytes: int | None
+    memory_limit_bytes: int | None
+    reasons: dict[str, str] = field(default_factory=dict)
+    bf16_units: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+
+def usable_threads(host: Host) -> int:
+    """Number of threads that can run in parallel: whole usable cores, at least one."""
+    return max(1, int(host.usable_cpus))
+
+
+def free_memory(root: Path = Path("/")) -> int:
+    """Bytes that this process can allocate: available memory, limited by its control groups."""
+    available = int(psutil.virtual_memory().available)
+    return min((available, *(free_in_group(group, limit) for group, limit in read_limits(root).memory)))
+
+
+def resident_peak() -> int | None:
+    """Peak resident bytes of this process since its start or the last reset in /proc; None if unknown."""
+    if (peak := _counter(Path("/proc/self/status"), "VmHWM:", 1024)) is not None:
+        return int(peak)
+    with suppress(ImportError):
+        import resource
+
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return None
+
+
+def detect_host(root: Path = Path("/"), affinity: int | None = None) -> Host:
+    """Detect the host. root: folder with proc/ and sys/. affinity: cores this process may run on; None: detect."""
+    reasons: dict[str, str] = {}
+    try:
+        lines = (root / "proc/stat").read_bytes().splitlines()
+        counted = sum(line.startswith(b"cpu") and line[3:4].isdigit() for line in lines)
+    except OSError:
+        counted = 0
+    logical = counted or os.cpu_count() or 1
+    usable: float = logical
+    reasons["usable_cpus"] = f"all {logical} cores: no CPU affinity, no quota"
+    cores = usable_cores()
+    allowed = affinity if affinity is not None else len(cores) if cores is not None else logical
+    if allowed < logical:
+        usable = allowed
+        reasons["usable_cpus"] = f"{allowed} of {logical} cores: CPU affinity"
+    limits = read_limits(root)
+    if limits.cpu_quota is not None and limits.cpu_quota < usable:
+        usable = limits.cpu_quota
+        reasons["usable_cpus"] = f"cgroup quota {usable:g} cores (of {logical})"
+    total = _memory_total(root)
+    limit = limits.memory_limit_bytes
+    if total is None:
+        reasons["memory_total_bytes"] = "the system does not report its total memory"
+    if limit is None:
+        reasons["memory_limit_bytes"] = "no cgroup memory limit"
+    elif total is not None and limit >= total:
+        limit = None
+        reasons["memory_limit_bytes"] = "the cgroup memory limit exceeds the total memory"
+    else:
+        reasons["memory_limit_bytes"] = f"cgroup v{limits.version} memory limit"
+    flags = _cpu_line(root, "flags", "features").split()
+    return Host(
+        hostname=socket.gethostname(),
+        cpu=_cpu_model(root),
+        logical_cores=logical,
+        usable_cpus=int(usable) if usable == int(usable) else usable,
+        memory_total_bytes=total,
+        memory_limit_bytes=limit,
+        reasons=reasons,
+        bf16_units=tuple(unit for unit in _BF16 if unit in flags),
+    )
+
+
+def usable_cores() -> frozenset[int] | None:
+    """The cores that this process may run on; None where the system has no affinity, as macOS."""
+    try:
+        return frozenset(os.sched_getaffinity(0))
+    except (AttributeError, OSError):
+        return None
+
+
+def _cpu_model(root: Path) -> str:
+    found = _cpu_line(root, "model name", "cpu model", "hardware")
+    return " ".join(found.split()) or platform.processor() or platform.machine() or "unknown"
+
+
+def _cpu_line(root: Path, *keys: str) -> str:
+    """The value of the first line with one of the keys, or ""."""
+    pairs = (line.partition(":") for line in _read(root / "proc/cpuinfo").splitlines())
+    return next(
+        (value.strip() for key, _, value in pairs if key.strip().lower() in keys and value.strip()), ""
+    )
+
+
+def _memory_total(root: Path) -> int | None:
+    if (total := _counter(root / "proc/meminfo", "MemTotal:", 1024)) is not None:
+        return int(total)
+    try:
+        return int(psutil.virtual_memory().total)
+    except (OSError, RuntimeError, psutil.Error):
+        return None
 
 
 @dataclass(frozen=True, slots=True)

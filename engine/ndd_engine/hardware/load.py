@@ -8,7 +8,7 @@ import psutil
 
 from ndd_engine.record.snapshot import FULL, OTHERS
 
-from .host import usable_cores
+from .gpus import usable_cores
 
 # Stolen time is used by other virtual machines, and disturbs like other processes.
 _BUSY = ("user", "nice", "system", "irq", "softirq", "steal")

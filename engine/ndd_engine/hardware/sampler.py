@@ -16,8 +16,7 @@ from ndd_engine.record.events import SampleEvent
 
 from .counters import SLOW_EVERY, HostCounters, Json
 from .detect import COUNTERS, MemoryReading, Nvml
-from .gpus import Gpu, GpuProcess
-from .host import Host, detect_host
+from .gpus import Gpu, GpuProcess, Host, detect_host
 
 # Counters that are read every SLOW_EVERY samples.
 SLOW = ("power_limit_w", "sm_clock_max_mhz", "pcie_rx_bytes_s", "pcie_tx_bytes_s")

@@ -16,10 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ndd_watch.graphs import Retained
-from ndd_watch.looks import Looks
-from ndd_watch.own import own, own_frame, short
-from ndd_watch.tables import Tables
+from ndd_watch.looks import Looks, own, own_frame, short
+from ndd_watch.slowing import Retained, Tables
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
 

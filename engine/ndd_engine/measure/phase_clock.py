@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ndd_engine.record.events import PHASES, Json
-from ndd_watch.device import SAMPLE_NS, DeviceClock
+from ndd_watch.clock import SAMPLE_NS, DeviceClock
 
 DATA_WAIT, TO_DEVICE, FORWARD, LOSS, BACKWARD, CLIP = range(6)
 OPTIMIZER, ZERO_GRAD, LOG, EVALUATE, CHECKPOINT, OTHER = range(6, len(PHASES))
@@ -196,7 +196,7 @@ class PhaseClock:
 
 
 class DevicePhaseClock(PhaseClock):
-    """The host clock plus, on some steps, the clock of the GPU, see `ndd_watch.device`.
+    """The host clock plus, on some steps, the clock of the GPU, see `ndd_watch.clock`.
 
     make_event: creates an event that times. current_stream: of this thread. The clock chooses the steps with events by
     itself, unless `choose` leaves that to the caller.

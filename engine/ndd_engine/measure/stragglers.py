@@ -22,9 +22,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ndd_engine.record.event import Summary
+from ndd_engine.record.event import ASIDES, RankEvent, RanksEvent, Summary
 from ndd_engine.record.events import PHASES, FunctionsEvent, MarkEvent
-from ndd_engine.record.ranks import ASIDES, RankEvent, RanksEvent
 from ndd_engine.text import printable
 
 # Windows of a rank that wait for those of the others.

@@ -28,8 +28,8 @@ from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
 from ndd_engine.config import Config
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.flops import WorkCounter
 from ndd_engine.measure.phase_clock import PhaseClock
+from ndd_engine.measure.reporting import WorkCounter
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
 

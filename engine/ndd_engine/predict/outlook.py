@@ -13,8 +13,7 @@ import torch
 from ndd_engine.config import Config, Draft
 from ndd_engine.errors import MachineError, NddError, TrainingError, said
 from ndd_engine.hardware.detect import detect, equal_gpus, with_free_memory
-from ndd_engine.hardware.gpus import Machine
-from ndd_engine.hardware.host import detect_host, usable_threads
+from ndd_engine.hardware.gpus import Machine, detect_host, usable_threads
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import SampleEvent
@@ -28,8 +27,8 @@ from ndd_engine.train.rehearsal import SizeChoice, decide
 from ndd_engine.train.settings import UNKNOWN_STEPS
 from ndd_engine.train.step.optimizers import moment_bytes
 from ndd_engine.workloads.base import Workload, parameter_count
-from ndd_engine.workloads.own_module import place
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
+from ndd_engine.workloads.interface import place
 
 from .estimate import Fit, Memory, StepTime, spread
 from .rank_memory import Shares, is_sharded, pretended, shares

@@ -90,12 +90,12 @@ class ProbeProcess(ChildServer):
         import torch
 
         from ndd_engine.hardware.detect import detect, with_free_memory
-        from ndd_engine.hardware.host import usable_threads
+        from ndd_engine.hardware.gpus import usable_threads
         from ndd_engine.train.parallel.strategy import why_not
         from ndd_engine.train.prepare import seed
         from ndd_engine.train.rehearsal import decide
         from ndd_engine.workloads.base import item_count, parameter_count
-        from ndd_engine.workloads.registry import prepare
+        from ndd_engine.workloads.factory_data import prepare
 
         from .rank_memory import pretended
         from .step_probes import Prober, context_bytes, items_of
@@ -166,7 +166,7 @@ class ProbeProcess(ChildServer):
 
         from ndd_engine.train.prepare import seed
         from ndd_engine.workloads.base import parameter_count
-        from ndd_engine.workloads.registry import prepare
+        from ndd_engine.workloads.factory_data import prepare
 
         from .rank_memory import pretended
 

@@ -25,13 +25,12 @@ from torch.utils.data import Subset
 
 from ndd_engine.batches import tensors
 from ndd_engine.config import Config
-from ndd_engine.hardware.host import resident_peak
+from ndd_engine.hardware.gpus import resident_peak
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.text import counted, size
-from ndd_engine.train.data.item_sources import ItemSource, can_keep, gathers, kept_bytes
+from ndd_engine.train.data.item_sources import ItemSource, StreamOrder, can_keep, gathers, kept_bytes
 from ndd_engine.train.data.loader import Batches, gathered
-from ndd_engine.train.data.streams import StreamOrder
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.rehearsal import ALONE, MOST_RUNS, SLOW_NS, probe_batches, time_micro

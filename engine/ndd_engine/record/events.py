@@ -42,16 +42,16 @@ from .event import (
     Time,
     Wait,
 )
+from .event import DeathEvent as DeathEvent
+from .event import DescriptorsEvent as DescriptorsEvent
 from .event import Event as Event
+from .event import Holder as Holder
+from .event import HoldersEvent as HoldersEvent
 from .event import Json as Json
+from .event import RankEvent as RankEvent
+from .event import RanksEvent as RanksEvent
+from .event import StallEvent as StallEvent
 from .event import writable as writable
-from .process_events import DeathEvent as DeathEvent
-from .process_events import DescriptorsEvent as DescriptorsEvent
-from .process_events import Holder as Holder
-from .process_events import HoldersEvent as HoldersEvent
-from .process_events import StallEvent as StallEvent
-from .ranks import RankEvent as RankEvent
-from .ranks import RanksEvent as RanksEvent
 
 # Phases of a step in display order; `other` is the wall time outside the other phases.
 PHASES = (

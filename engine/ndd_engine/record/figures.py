@@ -9,7 +9,7 @@ from statistics import fmean
 
 from ndd_engine.text import printable, size
 
-from .event import Count, Json
+from .event import ASIDES, EXCHANGE, SHARED, SKEW, Count, DeathEvent, Json, Ranks
 from .events import (
     PHASES,
     KernelsEvent,
@@ -21,8 +21,6 @@ from .events import (
     WindowEvent,
     WorkEvent,
 )
-from .process_events import DeathEvent
-from .ranks import ASIDES, EXCHANGE, SHARED, SKEW, Ranks
 from .snapshot import CoreUse, Headroom, Idle, NotFinite, PhaseShare, Snapshot, Throughput, TimeLeft
 
 # Causes of idle time, in display order.

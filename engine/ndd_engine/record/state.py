@@ -11,7 +11,21 @@ from operator import gt, lt
 
 from pydantic_core import from_json
 
-from .event import VERSION, Count, Event, Figure, Flag, line_of, writable
+from .event import (
+    OVER,
+    VERSION,
+    Count,
+    DeathEvent,
+    DescriptorsEvent,
+    Event,
+    Figure,
+    Flag,
+    StallEvent,
+    across,
+    brief,
+    line_of,
+    writable,
+)
 from .events import (
     BaselineEvent,
     EndEvent,
@@ -48,10 +62,7 @@ from .figures import (
     throughput,
     time_left,
 )
-from .pace import Pace
-from .process_events import OVER, DeathEvent, DescriptorsEvent, StallEvent
-from .ranks import across, brief
-from .snapshot import Curve, Evaluation, Facts, NotFinite, Snapshot, TimedMark, TimeLeft, Totals
+from .snapshot import Curve, Evaluation, Facts, NotFinite, Pace, Snapshot, TimedMark, TimeLeft, Totals
 
 # Windows that the current rates and shares are computed from.
 RECENT_WINDOWS = 12

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.memory_owners import Frames, Owner, owners
+from ndd_engine.measure.memory import Frames, Owner, owners
 from ndd_engine.predict.allocator import UNLIMITED, Allocator, Rules, SimulatedOutOfMemoryError
 from ndd_engine.text import printable, size
 
-from .snapshot_file import DeviceHistory, Entry, Segment, read_snapshot
+from .recorded_files import DeviceHistory, Entry, Segment, read_snapshot
 
 ALLOC, FREED = "alloc", "free_completed"
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")

@@ -12,14 +12,24 @@ from typing import Any
 
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.gpu_work import RUNTIME, Interval, TraceEvent, is_upload
-from ndd_engine.measure.timeline import CaptureTimeline, Span, by_cause, spans, timeline, union
+from ndd_engine.measure.timeline import (
+    RUNTIME,
+    CaptureTimeline,
+    Interval,
+    Span,
+    TraceEvent,
+    by_cause,
+    is_upload,
+    spans,
+    timeline,
+    union,
+)
 from ndd_engine.record.events import PHASES, EndEvent, Event, KernelsEvent, RunEvent, WindowEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
 
-from .trace_file import ENGINE, OLD_BACKWARD, PHASE_WORDS, STEP, TraceFile, read_trace, word_of
+from .recorded_files import ENGINE, OLD_BACKWARD, PHASE_WORDS, STEP, TraceFile, read_trace, word_of
 
 _OURS = "ndd: "
 # Shorter holes between operators are Python code of the same phase.

@@ -1,22 +1,44 @@
-"""The command of a training script, whether the observer can get into it, and scratch copies of its folder."""
+"""The command of a script: what it is, how it is started, and its output.
+
+The command of a training script, whether the observer can get into it, and scratch copies of its folder.
+
+Starts the command in a session of its own, on a pseudo-terminal or with the streams of this process.
+
+Streams of this process that are a terminal are replaced by the pseudo-terminal, so that colours and progress bars keep
+working, and so that the command survives when the terminal is lost. Other streams go through unchanged.
+
+The output of a script: into console.log, and to a stream as it is.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
+import pty
 import re
+import select
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+import signal
+import stat
+import struct
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from ndd_engine import processes
 from ndd_engine.errors import UsageError
-from ndd_engine.files import write_text
+from ndd_engine.files import open_regular, write_text
 from ndd_engine.processes import was_given
-from ndd_engine.record.rundir import RunDir
-from ndd_engine.record.sources import sources_beside
+from ndd_engine.record.rundir import RunDir, sources_beside
 from ndd_engine.text import counted, printable, size
 from ndd_watch import REFUSED
 
@@ -82,7 +104,7 @@ def scratch(folder: Path, place: Path, but: Path) -> Path:
     """Make a copy of a folder below `place`, and return its path. but: as of `copy`.
 
     The copy lies as deep as the folder, and what is beside each folder above it is linked: a relative path that leaves
-    the folder, such as ../data, reaches the original. Processes in it must not write there, see `ndd_watch.outside`.
+    the folder, such as ../data, reaches the original. Processes in it must not write there, see `ndd_watch.trying`.
     """
     folder = folder.resolve()
     there, here = Path(folder.anchor), place / "above"
@@ -361,3 +383,255 @@ def environment(records: Path, site: Path, base: dict[str, str] | None = None) -
     found["PYTHONPATH"] = f"{site}{os.pathsep}{before}" if before else str(site)
     found["NDD_WATCH"] = str(records)
     return found
+
+
+_SHIM = str(Path(__file__).with_name("shim.py"))
+CHUNK = 1 << 16
+# Seconds to read the rest of the output after the end of the command; a process that it left behind may keep the
+# terminal open.
+LAST_WORDS_S = 1.0
+
+
+def becoming(words: Sequence[str], parent: int, tells: str = "", terminal: str = "streams") -> list[str]:
+    """A command that becomes another one as a shell would start it. parent, tells, terminal: see `shim`."""
+    ignored, closed = (",".join(map(str, numbers)) for numbers in (processes.ignored(), processes.closed()))
+    return [sys.executable, "-I", "-S", _SHIM, str(parent), tells, terminal, ignored, closed, *words]
+
+
+def inherited_descriptors() -> list[int]:
+    """Open descriptors that were passed to this program; its own ones are not passed on."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in Path("/proc/self/fd").iterdir():
+            with contextlib.suppress(OSError):
+                if int(entry.name) > 2 and os.get_inheritable(int(entry.name)):
+                    found.append(int(entry.name))
+    return found
+
+
+class Launched:
+    """A started command. output: called in a thread with what it writes to its terminal. pid: of the command."""
+
+    def __init__(
+        self,
+        command: Command,
+        environment: Mapping[str, str],
+        output: Callable[[bytes], None],
+        screen: bool,
+        size: tuple[int, int] = (80, 24),
+    ) -> None:
+        """screen: a screen occupies this terminal, so that all streams of the command go to its own terminal.
+
+        Raises OSError if no process or no terminal can be made.
+        """
+        self._output = output
+        self.master = -1
+        replaced = [screen or os.isatty(stream) for stream in range(3)]
+        slave = -1
+        if any(replaced):
+            self.master, slave = pty.openpty()
+            self.resize(*size)
+        stdin, stdout, stderr = (slave if ours else None for ours in replaced)
+        controlling = "terminal" if replaced[0] else "streams"
+        told, tells = os.pipe()
+        words = becoming(command.words, os.getpid(), str(tells), controlling)
+        try:
+            self._leader = subprocess.Popen(
+                words, cwd=command.folder, env=dict(environment), start_new_session=True, stdin=stdin, stdout=stdout,
+                stderr=stderr, pass_fds=[*inherited_descriptors(), tells],
+            )  # fmt: skip
+        except BaseException:
+            os.close(told)
+            self._close_master()
+            raise
+        finally:
+            os.close(tells)
+            if slave >= 0:
+                os.close(slave)
+        with os.fdopen(told) as lines:  # empty if no process could be made
+            self.pid = int(lines.readline() or self._leader.pid)
+        self._reader = threading.Thread(target=self._read, name="ndd-output", daemon=True)
+        if self.master >= 0:
+            self._reader.start()
+
+    @property
+    def interactive(self) -> bool:
+        """Whether the command reads from its own terminal."""
+        return self.master >= 0
+
+    def resize(self, columns: int, rows: int) -> None:
+        """Set the size of the command's terminal."""
+        if self.master >= 0:
+            with contextlib.suppress(OSError):
+                fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    def type(self, data: bytes) -> None:
+        """Input for the command, as if typed."""
+        if self.master >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self.master, data)
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all processes of the command's group, also when it has left the first one."""
+        groups = {self._leader.pid}
+        if self._leader.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                groups.add(os.getpgid(self.pid))
+        for group in groups:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
+
+    def pass_on(self, number: int) -> None:
+        """Send a signal to the command's own process, as a shell or a batch system would."""
+        if self._leader.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """Kill every process of the command's session, and what it has started in others (torchrun's ranks)."""
+        every = set(session_of(self._leader.pid))
+        with contextlib.suppress(psutil.Error):
+            every |= {child.pid for child in psutil.Process(self._leader.pid).children(recursive=True)}
+        for pid in every:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self.signal(signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> int | None:
+        """The exit status as a shell has it (128 + the signal), or None after the timeout."""
+        try:
+            code: int = self._leader.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            return None
+        return 128 - code if code < 0 else code
+
+    def close(self) -> None:
+        """Read the rest of the output. Call after the end of the command."""
+        if self.master >= 0:
+            self._reader.join(LAST_WORDS_S)
+            self._close_master()
+
+    def _close_master(self) -> None:
+        if self.master >= 0:
+            os.close(self.master)
+            self.master = -1
+
+    def _read(self) -> None:
+        master = self.master
+        while True:
+            try:
+                ready = select.select([master], [], [], 0.2)[0]
+                data = os.read(master, CHUNK) if ready else b""
+            except (OSError, ValueError):  # the last process has closed the terminal, or we have
+                return
+            if data:
+                self._output(data)
+            elif ready or self._leader.returncode is not None:
+                return
+
+
+def session_of(leader: int) -> list[int]:
+    """Ids of the processes in the session of a process, besides itself. Linux only; [] elsewhere."""
+    found = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir("/proc"):
+            if entry.name.isdecimal() and int(entry.name) != leader:
+                with contextlib.suppress(OSError):
+                    if os.getsid(int(entry.name)) == leader:
+                        found.append(int(entry.name))
+    return found
+
+
+# Of a file, at once.
+OUTPUT_CHUNK = 1 << 20
+# A log of this size is moved to console.log.1, and a new one begins.
+MOST_OUTPUT_BYTES = 64 << 20
+
+
+class OutputLog:
+    """Writes the bytes of a script's terminal. stream: descriptor that gets them as well, or None. Never raises later.
+
+    Raises OSError if the log cannot be opened.
+    """
+
+    def __init__(self, path: Path, stream: int | None) -> None:
+        self._path, self._stream = path, stream
+        self._handle = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._written = 0
+
+    def write(self, data: bytes) -> None:
+        """Called in the thread that reads the script's terminal: a reader that stops reading stops the script, too."""
+        if self._stream is not None:
+            try:
+                _all(self._stream, data)
+            except OSError:  # the terminal is lost; the log goes on
+                self._stream = None
+        self.keep(data)
+
+    def keep(self, data: bytes) -> None:
+        """Write to the log only."""
+        if self._handle < 0:
+            return
+        with contextlib.suppress(OSError):  # a full disk costs output, not the script
+            _all(self._handle, data)
+            self._written += len(data)
+            if self._written >= MOST_OUTPUT_BYTES:
+                self._turn()
+
+    def _turn(self) -> None:
+        self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+        os.close(self._handle)
+        self._handle, self._written = -1, 0
+        self._handle = open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def close(self) -> None:
+        """Close the log."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            os.close(handle)
+
+
+class FileOutput:
+    """Reads what a command writes to the files that are its standard output and error, from now on.
+
+    output: called by `poll` with what is new. The command has the files as they are; nothing is between.
+    """
+
+    def __init__(self, output: Callable[[bytes], None]) -> None:
+        self._output = output
+        # By device and number of the file: a descriptor of our own, and how far it was read.
+        self._files: dict[tuple[int, int], list[int]] = {}
+        for stream in (1, 2):
+            with contextlib.suppress(OSError):
+                about = os.fstat(stream)
+                key = about.st_dev, about.st_ino
+                if stat.S_ISREG(about.st_mode) and key not in self._files:
+                    handle = os.open(f"/proc/self/fd/{stream}", os.O_RDONLY | os.O_CLOEXEC)
+                    self._files[key] = [handle, max(about.st_size, os.lseek(stream, 0, os.SEEK_CUR))]
+
+    def poll(self) -> bool:
+        """Read what is new; whether there may be more."""
+        more = False
+        for one in self._files.values():
+            with contextlib.suppress(OSError):
+                handle, done = one
+                if os.fstat(handle).st_size < done:  # somebody has emptied it
+                    one[1] = done = 0
+                if data := os.pread(handle, OUTPUT_CHUNK, done):
+                    one[1] += len(data)
+                    self._output(data)
+                    more = more or len(data) == OUTPUT_CHUNK
+        return more
+
+    def close(self) -> None:
+        """Read the rest."""
+        while self.poll():
+            pass
+        for handle, _ in self._files.values():
+            os.close(handle)
+        self._files = {}
+
+
+def _all(handle: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(handle, data) :]

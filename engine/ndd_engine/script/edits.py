@@ -1,30 +1,276 @@
-"""The edit of the user's file that makes a measured change: by file and line, as a diff, applied on request.
+"""The edit of the user's file that makes a measured change, and what it changes in the first losses.
+
+Text of Python source that is changed at the places of its syntax nodes.
+
+Edits of the statements of a training loop: around its forward pass and loss, of its copies, and after its step.
+
+The loop is found by its only backward pass. Each function returns None where anything is in doubt.
+
+The edit of the user's file that makes a measured change: by file and line, as a diff, applied on request.
 
 Only edits that leave no doubt are made. They concern arguments of a call at a known place, settings of torch after its
 import, statements about the model after its optimizer is made, and the lines around the backward pass. Everything else
 is described in words.
+
+Starts processes for their first losses: with a change, without it, and with the edit that makes it.
+
+The edit of a script is tried before it is shown: an edited scratch copy trains, as the change did that was measured.
+
+Its losses have to be those of the script with the change made from outside, and the change has to be in effect.
 """
 
 from __future__ import annotations
 
 import ast
 import difflib
+import hashlib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ndd_engine.child import ChildError, Tick
 from ndd_engine.errors import UsageError
 from ndd_engine.files import write_text
 from ndd_engine.text import printable
+from ndd_engine.trial.outcome import LOSSES, SideFacts, compare_losses, not_in_effect, same_steps
 from ndd_watch.changes import TABLE, Argument, Items, OfLoop, OfModel, Statement
 from ndd_watch.switches import Persistent, PinMemory, Workers
 
-from .loop_edits import with_argument_of_copies, with_collections, with_context
-from .source_text import PlacedText, import_of, indentation, parsed, with_lines
+
+def parsed(text: str) -> ast.Module | None:
+    """The syntax tree; None if it cannot be parsed."""
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def import_of(tree: ast.Module, name: str) -> tuple[ast.Import, str] | None:
+    """(the first import of a module at the top level, its name there)."""
+    for node in tree.body:
+        for alias in node.names if isinstance(node, ast.Import) else ():
+            if alias.name == name and isinstance(node, ast.Import):
+                return node, alias.asname or name
+    return None
+
+
+def indentation(text: str, statement: ast.stmt) -> str | None:
+    """What stands before a statement; None if it does not stand alone, but for a comment behind it."""
+    lines = text.splitlines()
+    begin = lines[statement.lineno - 1].encode()[: statement.col_offset].decode()
+    last = lines[(statement.end_lineno or statement.lineno) - 1]
+    rest = last.encode()[statement.end_col_offset or 0 :].decode().strip()
+    return None if begin.strip() or (rest and not rest.startswith("#")) else begin
+
+
+def with_lines(text: str, after: ast.stmt, added: Sequence[str]) -> str:
+    """The text with more lines after a statement."""
+    lines = text.splitlines(keepends=True)
+    at = after.end_lineno or after.lineno
+    if not lines[at - 1].endswith("\n"):
+        lines[at - 1] += "\n"
+    lines[at:at] = [f"{line}\n" for line in added]
+    return "".join(lines)
+
+
+class PlacedText:
+    """Text with the places of syntax nodes in it."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._starts = [0]
+        for line in text.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line.encode()))
+        self._data = text.encode()
+
+    def end(self, node: ast.expr) -> int:
+        """Index of the character after a node."""
+        return self._index(node.end_lineno or node.lineno, node.end_col_offset or 0)
+
+    def of(self, node: ast.expr) -> str:
+        """The text of a node."""
+        return self.text[self._index(node.lineno, node.col_offset) : self.end(node)]
+
+    def replace(self, node: ast.expr, new: str) -> None:
+        """Replace a node; call it from the last node to the first one."""
+        begin, end = self._index(node.lineno, node.col_offset), self.end(node)
+        self.text = self.text[:begin] + new + self.text[end:]
+
+    def _index(self, line: int, column: int) -> int:
+        # Columns of syntax nodes count bytes.
+        return len(self._data[: self._starts[line - 1] + column].decode())
+
+
+_COPIES = ("to", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """The block of statements with the backward pass. at: its index; loop: the innermost `for` around it, or None."""
+
+    block: list[ast.stmt]
+    at: int
+    loop: ast.For | None
+
+
+def with_context(text: str, model: str, context: str) -> str | None:
+    """The text with the statements from the call of a model to the backward pass within a context.
+
+    model: its name in the text. context: an expression with {torch} for the name of torch.
+    """
+    tree = parsed(text)
+    found = None if tree is None else _loop(tree)
+    imported = None if tree is None else import_of(tree, "torch")
+    if found is None or imported is None or context.partition("(")[0].rpartition(".")[2] in text:
+        return None
+    calls = [index for index in range(found.at) if _calls(found.block[index], model)]
+    if not calls:
+        return None
+    inside = found.block[calls[0] : found.at]
+    first, last = inside[0].lineno, inside[-1].end_lineno or inside[-1].lineno
+    lines = text.splitlines(keepends=True)
+    strings = (ast.Constant, ast.JoinedStr)
+    whole = all(
+        node.lineno == node.end_lineno
+        for statement in inside
+        for node in ast.walk(statement)
+        if isinstance(node, strings)
+    )
+    begin, end = (indentation(text, statement) for statement in (inside[0], inside[-1]))
+    if not whole or begin is None or end is None or any(map(_steps, inside)):
+        return None
+    more = "\t" if begin.endswith("\t") else "    "
+    lines[first - 1 : last] = [more + line if line.strip() else line for line in lines[first - 1 : last]]
+    lines.insert(first - 1, f"{begin}with {context.format(torch=imported[1])}:\n")
+    return "".join(lines)
+
+
+def with_argument_of_copies(text: str, argument: str) -> str | None:
+    """The text with a keyword argument given to the calls that copy what the loop reads to the device."""
+    tree = parsed(text)
+    found = None if tree is None else _loop(tree)
+    if found is None or found.loop is None:
+        return None
+    read = _names(found.loop.target)
+    copies: list[ast.Call] = []
+    for statement in found.block[: found.at]:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.comprehension) and _root(node.iter) in read:
+                read |= _names(node.target)
+        copies += [
+            node for node in ast.walk(statement)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _COPIES
+            and _root(node.func.value) in read
+        ]  # fmt: skip
+    name = argument.partition("=")[0]
+    if not copies or any(len(copy.args) > 1 or _given(copy, name) for copy in copies):
+        return None
+    source = PlacedText(text)
+    for copy in sorted(copies, key=lambda node: (node.end_lineno, node.end_col_offset), reverse=True):
+        inner = source.of(copy)
+        comma = ", " if copy.args or copy.keywords else ""
+        source.replace(copy, f"{inner[:-1].rstrip().rstrip(',')}{comma}{argument})")
+    return source.text
+
+
+def with_collections(text: str, every: int) -> str | None:
+    """The text with automatic garbage collection switched off, and a collection every so many optimizer steps."""
+    tree = parsed(text)
+    found = None if tree is None else _loop(tree)
+    if tree is None or found is None or found.loop is None or import_of(tree, "gc") or "gc." in text:
+        return None
+    steps = [statement for statement in found.block[found.at + 1 :] if _steps(statement)]
+    imported = import_of(tree, "torch")
+    begin = indentation(text, steps[0]) if len(steps) == 1 else None
+    if imported is None or begin is None:
+        return None
+    more = "\t" if begin.endswith("\t") else "    "
+    text = with_lines(
+        text, steps[0], [f"{begin}if next(gc_steps) % {every} == 0:", f"{begin}{more}gc.collect()"]
+    )
+    made = ["import gc", "import itertools", "gc.disable()", "gc_steps = itertools.count(1)"]
+    return with_lines(text, imported[0], made)
+
+
+def _loop(tree: ast.Module) -> _Loop | None:
+    found = list(_backwards(tree, None))
+    return found[0] if len(found) == 1 else None
+
+
+def _backwards(node: ast.AST, loop: ast.For | None) -> Iterator[_Loop]:
+    """The blocks with a statement that is a call of `backward`."""
+    loop = node if isinstance(node, ast.For) else None if isinstance(node, ast.FunctionDef) else loop
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(node, name, None)
+        for index, statement in enumerate(block if isinstance(block, list) else ()):
+            call = statement.value if isinstance(statement, ast.Expr) else None
+            if (
+                isinstance(call, ast.Call)
+                and isinstance(call.func, ast.Attribute)
+                and call.func.attr == "backward"
+            ):
+                yield _Loop(block, index, loop)  # type: ignore[arg-type]  # a list: enumerated
+            yield from _backwards(statement, loop)
+    for handler in getattr(node, "handlers", ()):
+        yield from _backwards(handler, loop)
+
+
+def _calls(statement: ast.stmt, model: str) -> bool:
+    """Whether a statement calls a model, or a method of it."""
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Call):
+            called = node.func
+            if ast.unparse(called) == model:
+                return True
+            if (
+                isinstance(called, ast.Attribute)
+                and called.attr not in _NO_FORWARD
+                and ast.unparse(called.value) == model
+            ):
+                return True
+    return False
+
+
+_NO_FORWARD = (
+    "train",
+    "eval",
+    "zero_grad",
+    "parameters",
+    "named_parameters",
+    "to",
+    "requires_grad_",
+    "state_dict",
+)
+
+
+def _steps(statement: ast.stmt) -> bool:
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "step"
+        and not node.args
+        for node in ast.walk(statement)
+    )
+
+
+def _names(target: ast.expr) -> set[str]:
+    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def _root(node: ast.expr) -> str:
+    """The name that an expression begins with: `batch` of `batch["x"].items()`."""
+    while isinstance(node, (ast.Attribute, ast.Subscript, ast.Call)):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _given(call: ast.Call, name: str) -> bool:
+    return any(keyword.arg in (name, None) for keyword in call.keywords)
+
 
 # Arguments of a DataLoader that may be given by their place.
 _PLACES = {kind.name: kind.place for kind in (Workers, PinMemory)}
@@ -385,3 +631,51 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{printable(str(path))} cannot be read: {error}") from None
+
+
+# Seconds until the first step, besides those that it took in the trial.
+FIRST_S = 60.0
+# Starts a process with an edited file and what has to be in effect, or with a change that is made from outside.
+Started = Callable[[Mapping[Path, str], Mapping[str, Any], Mapping[str, Any]], Any]
+
+
+def digest(edit: Edit) -> str:
+    """Identifies the text of an edited file; "" without one."""
+    return "" if edit.path is None else hashlib.sha256(edit.after.encode()).hexdigest()
+
+
+def refusal(edit: Edit, changes: Mapping[str, Any], start: Started, prepare_s: float, tick: Tick) -> str:
+    """Why an edit is not shown; "" if it trained and did what was measured. changes: those that the edit makes."""
+    if edit.path is None:
+        return ""
+
+    def trained(*how: Mapping[Any, Any]) -> SideFacts:
+        return first_steps(start(*how), prepare_s, tick)
+
+    try:
+        edited = trained({edit.path: edit.after}, changes, {})
+        if missing := not_in_effect(edited.settings):
+            return f"with it, {'; '.join(missing)}"
+        measured = trained({}, {}, changes)
+        if _differ(edited, measured) and not _differ(measured, trained({}, {}, changes)):
+            return "with it, the first losses are others than those of the change that was measured"
+    except ChildError as error:
+        return f"a scratch copy with it does not train: {printable(str(error))}"
+    return ""
+
+
+def first_steps(started: Any, prepare_s: float, tick: Tick) -> SideFacts:
+    """What is known of a process after its first steps. Raises ChildError."""
+    with started as process:
+        process.prepare(FIRST_S + 2 * prepare_s, tick)
+        process.train(LOSSES, FIRST_S, tick, lead=0)
+        process.learn(tick)
+        facts: SideFacts = process.facts
+        return facts
+
+
+def _differ(one: SideFacts, other: SideFacts) -> bool:
+    losses = same_steps(one, other)
+    return (
+        compare_losses(losses[0], losses[1], (), (one.items_per_step, other.items_per_step))[0] == "differs"
+    )

@@ -1,7 +1,13 @@
-"""Reads what observed processes share: one memory per process (see `ndd_watch.mapped`), as lines in their order.
+"""Reads what observed processes share: their records, by rank, and samples of their stacks.
+
+Reads what observed processes share: one memory per process (see `ndd_watch.mapped`), as lines in their order.
 
 A process writes rows and lengths of its steps, and a line where a window of them ends. Here they are joined to a line
 with the figures of the window. What a process had not told when it was gone is in its memory, up to its last step.
+
+The ranks of a script: what each tells for their comparison, which one ended first, and whether they start again.
+
+Samples the stacks of observed processes from outside: which lines they are at, by phase.
 """
 
 from __future__ import annotations
@@ -9,19 +15,29 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import tempfile
-from collections.abc import Iterator
-from dataclasses import asdict
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from ndd_engine.child import PARTNER_GONE
 from ndd_engine.files import open_regular
 from ndd_engine.measure.phase_clock import Window
-from ndd_engine.measure.stragglers import compared_steps
+from ndd_engine.measure.process_watch import Gone
+from ndd_engine.measure.stalls import UnreadableError, find, place_of, threads
+from ndd_engine.measure.stragglers import RankComparison, compared_steps
+from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, RankEvent, checker
+from ndd_engine.text import counted, number, printable
 from ndd_watch import mapped
-from ndd_watch.phases import DATA_WAIT, FIRST_BATCH, NAMES, OTHER
+from ndd_watch.mapped import DATA_WAIT, FIRST_BATCH, NAMES, OTHER
 
 # Formats that are understood, and the bytes of the longest line.
 VERSION = mapped.VERSION
@@ -62,8 +78,8 @@ class Room:
 
     def fill(self) -> None:
         """Make new spare files in the place of those that were taken. Without space, processes make their own."""
-        for number in range(mapped.SPARES):
-            path = self.folder / f"{mapped.SPARE}{number}"
+        for index in range(mapped.SPARES):
+            path = self.folder / f"{mapped.SPARE}{index}"
             if not path.exists():
                 try:
                     os.close(mapped.make(str(path)))
@@ -356,3 +372,299 @@ def decoded(text: bytes) -> Line | None:
 def _rank(name: str) -> tuple[int, int, str]:
     kind, _, number = name.removesuffix(mapped.SUFFIX).partition("~")[0].partition("-")
     return (0 if kind == "rank" else 1, int(number) if number.isdecimal() else 0, name)
+
+
+# Windows of a rank that wait for those of the others; after so many, it is compared without the ranks that are silent.
+PATIENCE = 8
+# Strategies whose ranks are to read different data, and different batches that have to be equal on all ranks.
+_OWN_DATA, COMPARED = ("ddp", "fsdp2"), 3
+# A larger number in a record is damage.
+MOST_RANKS = 1 << 16
+
+
+@dataclass
+class _Member:
+    """A rank. ended: (Unix time, status, reason), as it wrote. allocated: bytes of its GPU's memory, if it has one.
+
+    batches: checksums of some of its first ones, in their order.
+    """
+
+    rank: int
+    pid: int
+    step: int = 0
+    ended: tuple[float, str, str] | None = None
+    allocated: int | None = None
+    batches: list[int] = field(default_factory=list)
+
+
+class ScriptRanks:
+    """The ranks that this host observes. folder: of the command; places in it are shown relative to it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._host = socket.gethostname()
+        self._members: dict[str, _Member] = {}
+        self._gone = Gone()
+        self._launch: tuple[Any, ...] = ()
+        # The ranks of this host, as the launcher says, or else all of them.
+        self._here = range(0)
+        self._comparison = RankComparison(PATIENCE, str(folder))
+        self._told: set[str] = set()
+
+    def rank_of(self, name: str) -> int | None:
+        """The rank of a process that exchanges data with others; None for any other process."""
+        member = self._members.get(name)
+        return None if member is None else member.rank
+
+    @property
+    def same_data(self) -> list[int]:
+        """The ranks that have read the same batches one after the other, each different from the others; [] if none.
+
+        Of ranks that share a model in a strategy that gives each of them its own data.
+        """
+        if self._comparison.strategy not in _OWN_DATA:
+            return []
+        members = sorted(self._members.values(), key=lambda member: member.rank)
+        read = [member.batches for member in members]
+        count = min(map(len, read), default=0)
+        first = read[0][:count] if read else []
+        same = len(members) > 1 and len(set(first)) >= COMPARED and all(one[:count] == first for one in read)
+        return [member.rank for member in members] if same else []
+
+    def take(self, name: str, line: Line, earlier: int) -> Iterator[Event]:
+        """The events of a line of a process. earlier: steps before the present launch.
+
+        Raises KeyError, TypeError or ValueError for a line of another format.
+        """
+        kind, comparison = line["type"], self._comparison
+        if kind == "run":
+            yield from self._joins(name, line, earlier)
+        member = self._members.get(name)
+        if member is None:
+            return
+        if kind == "run":
+            member.batches = [int(checksum) for *_, checksum in line["config"]["script"].get("batches") or ()]
+        if kind == "window" and "ranks" in line:
+            member.step = int(line["step"])
+            told = {**line["ranks"], "allocated_bytes": member.allocated}
+            comparison.take(member.rank, checker(RankEvent).validate_python(told))
+        elif kind == "stacks":
+            comparison.look(member.rank, line["frames"])
+        elif kind == "functions" and not line.get("inside"):
+            comparison.take(member.rank, FunctionsEvent(0, int(line["wall_ns"]), line["functions"]))
+        elif kind == "memory":
+            member.allocated = int(line["allocated_bytes"])
+        elif kind == "end":
+            member.ended = float(line["t"]), str(line["status"]), printable(str(line["reason"]))
+            member.step = int(line["step"])
+        if kind == "end" or (kind == "mark" and line["data"].get("observed") == "no more"):
+            comparison.leave(member.rank)
+        if kind in ("window", "end", "mark"):
+            for event in comparison.new(earlier):
+                yield from self._tell(event.step)
+                yield event
+
+    def first_end(self) -> tuple[str, str] | None:
+        """(status, reason) of the rank that ended before the others; None if none did, or all of them have come to
+        their end."""
+        members = self._members.values()
+        # The first one decides; the kernel may report later that a process is gone than its partner notices.
+        found: list[tuple[bool, float, str, str]] = []
+        for member in members:
+            who = f"rank {member.rank}"
+            if member.ended is not None:
+                t, status, reason = member.ended
+                after = f"{who} ended first, after {counted(member.step, 'step')}"
+                secondary = any(text in reason.lower() for text in PARTNER_GONE)
+                found.append((secondary, t, status, f"{who}: {reason}" if status != "done" else after))
+            elif t := self._gone.times.get(member.pid, 0.0):
+                reason = (
+                    f"{who} (process {member.pid}) exited first, without an end event: killed, or by os._exit"
+                )
+                found.append((False, t, "failed", reason))
+        all_done = all(member.ended is not None and member.ended[1] == "done" for member in members)
+        if len(members) < 2 or all_done or not found:
+            return None
+        return min(found)[2:]
+
+    def finish(self) -> Iterator[Event]:
+        """At the end of the command: say how far the ranks came, if they did not come equally far."""
+        self._gone.close()
+        ended = [member for member in self._members.values() if member.ended is not None]
+        if len(ended) > 1 and len({member.step for member in ended}) > 1:
+            least, most = min(ended, key=_step), max(ended, key=_step)
+            yield MarkEvent(
+                "warning", most.step,
+                f"the ranks ran different numbers of steps: {counted(least.step, 'step')} on rank {least.rank}, "
+                f"{number(most.step)} on rank {most.rank}",
+            )  # fmt: skip
+
+    def _joins(self, name: str, line: Line, earlier: int) -> Iterator[Event]:
+        """A process begins to train, or more is known of it."""
+        place = line["config"].get("parallel")
+        if place is None:
+            self._members.pop(name, None)
+            return
+        rank, world, restart = int(place["rank"]), int(place["ranks"]), place["restart"]
+        if not 0 <= rank < world <= MOST_RANKS:
+            raise ValueError("no such rank")
+        launch, self._comparison.strategy = (place["launch"], restart, world), str(place["strategy"])
+        if name in self._members and self._members[name].pid == int(line["pid"]) and launch == self._launch:
+            return
+        if self._members and (launch != self._launch or rank in self._ranks()):
+            first = self.first_end()
+            reason = f"{first[1]}; " if first is not None else ""
+            which = f" (restart {int(restart)})" if restart else ""
+            step = earlier + max(member.step for member in self._members.values())
+            about = "" if any(member.ended is not None for member in self._members.values()) else "about "
+            yield MarkEvent(
+                "warning", step,
+                f"{reason}the ranks were started again{which} after {about}step {number(step)}; steps go on counting",
+            )  # fmt: skip
+            self._members.clear()
+            self._comparison.clear()
+        self._launch, self._comparison.launched = launch, world
+        begin, count = map(int, place["here"] or (0, world))
+        self._here = range(begin, begin + min(count, world))
+        member = self._members[name] = _Member(rank, int(line["pid"]))
+        self._comparison.join(rank, str(line["host"]))
+        self._comparison.expect(self._here)
+        if line["host"] == self._host:
+            self._gone.watch(member.pid)
+
+    def _ranks(self) -> set[int]:
+        return {member.rank for member in self._members.values()}
+
+    def _tell(self, step: int) -> Iterator[Event]:
+        """Say once which ranks are not compared."""
+        lacking = self._comparison.lacking()
+        ended = {member.rank for member in self._members.values() if member.ended is not None}
+        elsewhere = [rank for rank in lacking if rank not in self._here]
+        lost = [rank for rank in lacking if rank not in elsewhere and rank not in ended]
+        for ranks, why in ((elsewhere, "on other hosts"), (lost, "not observed")):
+            if ranks:
+                launched = self._comparison.launched
+                text = f"{_span(ranks)} of {launched}: {why}, so no part of the comparison of ranks"
+                if text not in self._told:
+                    self._told.add(text)
+                    yield MarkEvent("note", step, text)
+
+
+def _step(member: _Member) -> int:
+    return member.step
+
+
+def _span(ranks: Sequence[int]) -> str:
+    """ "rank 3", "ranks 4 to 7", "ranks 1, 3, 5"."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    if ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks[:8]))}{' …' if len(ranks) > 8 else ''}"
+
+
+# From one look at the stack to the next: at first, for so many looks, and later.
+LOOK_S, FEW_LOOKS, RARE_LOOK_S = 1.0, 15, 5.0
+# Looks of a line of the record, and places that it names.
+LOOKS, TOP = 5, 12
+# Processes whose stacks are looked at.
+MOST_PROCESSES = 4
+# Functions of torch, with their files, and the phase of what they call.
+_PHASES = {
+    ("torch/autograd/__init__.py", "backward"): "backward",
+    ("torch/utils/data/dataloader.py", "__next__"): "data_wait",
+    ("torch/utils/data/dataloader.py", "__iter__"): "data_wait",
+    ("torch/nn/modules/module.py", "_wrapped_call_impl"): "forward",
+    ("torch/nn/modules/module.py", "zero_grad"): "zero_grad",
+    ("torch/optim/optimizer.py", "zero_grad"): "zero_grad",
+    ("torch/optim/optimizer.py", "wrapper"): "optimizer",
+    ("torch/serialization.py", "save"): "checkpoint",
+}
+
+
+@dataclass
+class _Watched:
+    looks: int = 0
+    next_look: float = 0.0
+    seen: Counter[tuple[str, str, int, str]] = field(default_factory=Counter)
+
+
+class _Look(threading.Thread):
+    """Asks py-spy where a process is. stack: frames of the thread that trains, innermost first; None if unknown."""
+
+    def __init__(self, spy: str, process: Process) -> None:
+        super().__init__(name="ndd-samples", daemon=True)
+        self.process, self.phase, self._spy = process, process.phase, spy
+        self._pid, self._thread = process.pid, process.thread
+        self.stack: list[dict[str, Any]] | None = None
+
+    def run(self) -> None:
+        with suppress(UnreadableError, LookupError, TypeError, AttributeError, ValueError):
+            found = threads(self._spy, self._pid)
+            one = next((one for one in found if one.get("os_thread_id") == self._thread), None)
+            if one is None:
+                one = next((one for one in found if one.get("owns_gil")), found[0])
+            self.stack = list(one["frames"])
+
+
+class Samples:
+    """The processes of this host. Never raises."""
+
+    def __init__(self) -> None:
+        self._watched: dict[str, _Watched] = {}
+        self._looks: list[_Look] = []
+        self._spy = find()
+        # Where batches are made, as a process has told: file and function.
+        self.sources: set[tuple[str, str]] = set()
+
+    def look(self, processes: Sequence[Process]) -> Iterator[tuple[Process, Line]]:
+        """(process, line) with samples of the stacks of the first processes."""
+        now = time.monotonic()
+        for process in processes[:MOST_PROCESSES] if self._spy is not None else ():
+            watched = self._watched.setdefault(process.name, _Watched())
+            if process.trains and now >= watched.next_look:
+                watched.looks += 1
+                watched.next_look = now + (LOOK_S if watched.looks <= FEW_LOOKS else RARE_LOOK_S)
+                self._ask(process)
+        for look in [one for one in self._looks if not one.is_alive()]:
+            self._looks.remove(look)
+            yield from self._answered(look)
+
+    def _ask(self, process: Process) -> None:
+        if self._spy is not None and all(one.process.name != process.name for one in self._looks):
+            look = _Look(self._spy, process)
+            look.start()
+            self._looks.append(look)
+
+    def _answered(self, look: _Look) -> Iterator[tuple[Process, Line]]:
+        if not look.stack:
+            return
+        watched = self._watched[look.process.name]
+        phase = "evaluate" if look.phase == "evaluate" else phase_of(look.stack, self.sources)
+        file, at, name = place_of(look.stack) or ("?", 0, "?")
+        watched.seen[(phase, file, at, name)] += 1
+        if sum(watched.seen.values()) >= LOOKS:
+            seen, watched.seen = watched.seen, Counter()
+            frames = [[*place, count, int(place[1] != "?")] for place, count in seen.most_common(TOP)]
+            yield look.process, {
+                "v": VERSION, "type": "stacks", "t": time.time(), "step": look.process.steps,
+                "looks": sum(seen.values()), "frames": frames,
+            }  # fmt: skip
+
+
+def readable_by(pid: int) -> dict[str, str]:
+    """The environment of a script whose stack this process and what it starts may read; {} without py-spy."""
+    # Linux with Yama lets only ancestors read a process, unless it names others.
+    return {"NDD_WATCH_TRACER": str(pid)} if find() else {}
+
+
+def phase_of(stack: Sequence[dict[str, Any]], sources: set[tuple[str, str]]) -> str:
+    """The phase of a stack: that of the outermost function that has one."""
+    for frame in reversed(stack):
+        file, name = str(frame["filename"]), str(frame["name"])
+        if (file, name) in sources:
+            return "data_wait"
+        _, found, inside = file.partition("-packages/torch/")
+        phase = _PHASES.get((f"torch/{inside}", name)) if found else None
+        if phase is not None:
+            return phase
+    return "other"

@@ -36,12 +36,22 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
 from ndd_engine.trial.blocks import common
-from ndd_engine.trial.outcome import changed_items, compare_losses, flatten, same_steps, sentence
-from ndd_engine.trial.pausing import alone
-from ndd_engine.trial.periods import period_of, recurs, undecided
+from ndd_engine.trial.outcome import (
+    Parts,
+    Progress,
+    SideFacts,
+    TrialRequest,
+    changed_items,
+    compare_losses,
+    flatten,
+    period_of,
+    recurs,
+    same_steps,
+    sentence,
+    undecided,
+)
 from ndd_engine.trial.sides import SHARED_ENVIRONMENT, SIDES, Budget, SideFailedError, Sides, Tell, Trained
-from ndd_engine.trial.trial import Trial
-from ndd_engine.trial.trial_request import Parts, Progress, SideFacts, TrialRequest
+from ndd_engine.trial.trial import Trial, alone
 from ndd_watch import LINKED, SITE
 from ndd_watch.changes import ARITHMETIC, AT_START, OF_SCRIPTS, TABLE
 
@@ -50,6 +60,7 @@ from .command import (
     SCRATCH,
     UNWRITTEN,
     Command,
+    becoming,
     check_contained,
     command_of,
     environment,
@@ -58,10 +69,8 @@ from .command import (
     refused_in,
     scratch,
 )
-from .edits import Edit, edit_of
+from .edits import Edit, digest, edit_of, first_steps, refusal
 from .follower import Follower
-from .launch import becoming
-from .tried_edits import digest, first_steps, refusal
 
 ARGUMENT, VARIABLE = "arg.", "env."
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")

@@ -16,17 +16,17 @@ from torch import Tensor
 
 from ndd_engine.config.schema import Config, EvaluateSection
 from ndd_engine.errors import TrainingError, said, shortened
-from ndd_engine.measure.losses import LossReader
+from ndd_engine.measure.reporting import LossReader
 from ndd_engine.processes import limit_of
 from ndd_engine.record.events import Event, MarkEvent, TextsEvent
 from ndd_engine.text import printable
 from ndd_engine.workloads.base import Batch, MeanLoss, Weight, Workload
-from ndd_engine.workloads.own_module import kind, place
+from ndd_engine.workloads.interface import kind, place
 from ndd_engine.workloads.problems import Problems
 from ndd_engine.workloads.result import EVALUATION, Carry, TrainingParts
 
+from .checkpoint_state import kept_random
 from .data.loader import EvalBatches, to_device
-from .random_state import kept_random
 from .step.stepper import Stepper
 
 

@@ -19,12 +19,12 @@ from ndd_engine.errors import (
     shortened,
     text_of,
 )
-from ndd_engine.measure import memory_history
-from ndd_engine.measure.child_processes import DIED
+from ndd_engine.measure import memory as memory_history
 from ndd_engine.measure.memory import is_out_of_memory
+from ndd_engine.measure.process_watch import DIED
 from ndd_engine.processes import limit_of
 from ndd_engine.text import duration, size
-from ndd_engine.workloads import own_module
+from ndd_engine.workloads import interface
 
 from .step.stepper import Stepper
 
@@ -64,11 +64,11 @@ def explain(
         late = f"the loader workers returned no batch within {duration(config.loader.timeout_s)} {place}"
         return Failure("worker", f"{late}; look for a blocked read, or raise loader.timeout_s")
     if (limit := limit_of(error)) is not None:
-        return Failure("error", f"{limit}, {place}", own_module.place(error))
+        return Failure("error", f"{limit}, {place}", interface.place(error))
     kind, message = said(error).split(": ", 1)
     if isinstance(error, OSError) and error.filename:
         message = f"{shortened(str(error.filename))}: {error.strerror}"
-    return Failure("error", f"{kind} {place}: {message}", own_module.place(error))
+    return Failure("error", f"{kind} {place}: {message}", interface.place(error))
 
 
 def unstable(stepper: Stepper) -> str:
@@ -85,7 +85,7 @@ def told(error: BaseException) -> tuple[str, str]:
             error.__cause__
         )
         return ("oom" if of_memory else "failed"), message_of(error)
-    where = own_module.place(error)
+    where = interface.place(error)
     text = limit_of(error) or said(error)
     return ("oom" if is_out_of_memory(error) else "failed"), text + (f" ({where})" if where else "")
 

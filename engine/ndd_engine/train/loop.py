@@ -14,18 +14,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ndd_engine.config.schema import Config
-from ndd_engine.diagnose.finite_rules import LARGE, advice_text, cause_text
+from ndd_engine.diagnose.model_rules import LARGE, advice_text, cause_text
 from ndd_engine.errors import TrainingError
-from ndd_engine.measure import memory_history
+from ndd_engine.measure import memory
 from ndd_engine.measure import phase_clock as phase
-from ndd_engine.measure.capture import CapturePlan, CaptureSchedule
-from ndd_engine.measure.functions import FunctionProfiles
-from ndd_engine.measure.kept import holders_event
-from ndd_engine.measure.losses import LossReader, first_bad
+from ndd_engine.measure.capture import CapturePlan, CaptureSchedule, FunctionProfiles
+from ndd_engine.measure.memory import holders_event
 from ndd_engine.measure.phase_clock import PhaseClock
-from ndd_engine.measure.reporting import Reporter, StepWork
+from ndd_engine.measure.reporting import LossReader, Reporter, StepWork, first_bad
 from ndd_engine.record.events import Json, MarkEvent, NotFiniteEvent
-from ndd_engine.run.control import pause_mark, resume_mark
+from ndd_engine.run import pause_mark, resume_mark
 from ndd_engine.text import size
 from ndd_engine.train.data.loader import OwnOrder, at_pass_end, end_pass
 from ndd_engine.workloads.base import Batch
@@ -33,16 +31,14 @@ from ndd_engine.workloads.result import EPOCH
 from ndd_watch.clock import CHECKPOINT, EVALUATE
 from ndd_watch.collecting import Collecting
 from ndd_watch.holders import Holders
-from ndd_watch.looks import Looks
-from ndd_watch.own import own
-from ndd_watch.process import in_use
+from ndd_watch.looks import Looks, own
+from ndd_watch.mapped import in_use
 
 from .checkpoint import CheckpointStore, Saved, last_good, unwritten
-from .checkpoint_state import changed, finite_buffers, layout, not_finite, unloadable
+from .checkpoint_state import changed, finite_buffers, layout, not_finite, random_state, unloadable
 from .data.loader import Batches, EvalBatches
 from .evaluate import Callbacks, Result, better_of, evaluate, failure
 from .failures import unstable
-from .random_state import random_state
 from .request import OpenRun
 from .settings import Due, VerifiedSettings
 from .step.optimizers import Precision
@@ -70,7 +66,7 @@ class Loop:
 
     step: optimizer steps done. saved: the newest checkpoint. boundary: true between two steps, when the state is
     complete and a checkpoint can be written. gate: asked before the first step and after each one, see
-    `ndd_watch.gate`; it returns when the next step is to be trained. It may call `switch`, `rest`,
+    `ndd_watch.trying`; it returns when the next step is to be trained. It may call `switch`, `rest`,
     `end_epoch` and `end_window`.
     """
 
@@ -546,4 +542,4 @@ class Loop:
 
     def _window(self) -> None:
         self.reporter.window(self.step)
-        memory_history.settle(self.step)
+        memory.settle(self.step)

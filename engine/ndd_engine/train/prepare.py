@@ -20,13 +20,12 @@ from ndd_engine.config import Config, anywhere, to_toml
 from ndd_engine.errors import NddError, OutOfMemoryError, UsageError, message_of, said, shortened
 from ndd_engine.files import PATIENCE_S, replacing, unwritable
 from ndd_engine.hardware.detect import detect
-from ndd_engine.hardware.gpus import Machine
-from ndd_engine.hardware.host import usable_threads
+from ndd_engine.hardware.gpus import Machine, usable_threads
 from ndd_engine.hardware.sampler import Sampler
-from ndd_engine.measure import memory_history
-from ndd_engine.measure.flops import work_event
+from ndd_engine.measure import memory
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock
+from ndd_engine.measure.reporting import work_event
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent
 from ndd_engine.text import counted, printable
 from ndd_engine.train.data.loader import cannot_load, no_step
@@ -35,18 +34,17 @@ from ndd_engine.train.parallel.world import World, check_data, check_model, devi
 from ndd_engine.train.rehearsal import Baseline, Rehearsal, SizeChoice, decide, probe_loader, rehearse
 from ndd_engine.version import __version__
 from ndd_engine.workloads.base import Workload, parameter_count
-from ndd_engine.workloads.own_module import place
-from ndd_engine.workloads.registry import prepare
+from ndd_engine.workloads.factory_data import prepare
+from ndd_engine.workloads.interface import place
 from ndd_watch.changes import GLOBALS
 
 from .checkpoint import Saved, newest_good
-from .checkpoint_state import unloadable
+from .checkpoint_state import kept_random, restore_random_state, unloadable
 from .data.loader import Batches, EvalBatches
 from .data.order import ALONE, Share, mixed
 from .evaluate import check_used
 from .failures import out_of_memory
 from .loop import Loop
-from .random_state import kept_random, restore_random_state
 from .request import OpenRun
 from .settings import UNKNOWN_STEPS
 from .step.stepper import Stepper
@@ -105,7 +103,7 @@ def prepare_run(run: OpenRun) -> Prepared:
         own = run.directory.path
         if world is not None and not world.place.first:
             own = run.directory.ranks / str(world.rank)
-        memory_history.start(device, config.log.memory_history, own)
+        memory.start(device, config.log.memory_history, own)
     stepper = Stepper(workload, config, device, total, strategy)
     clock = PhaseClock()
     if device.type == "cuda":

@@ -23,23 +23,21 @@ from torch.utils.data import default_collate
 from ndd_engine.batches import map_tensors
 from ndd_engine.config import Config, Draft
 from ndd_engine.errors import UsageError, said
-from ndd_engine.hardware.gpus import Machine
-from ndd_engine.hardware.host import usable_threads
-from ndd_engine.measure import memory_history
-from ndd_engine.measure.flops import WorkCounter
+from ndd_engine.hardware.gpus import Machine, usable_threads
+from ndd_engine.measure import memory
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.measure.phase_clock import PhaseClock, no_phase
+from ndd_engine.measure.reporting import WorkCounter
 from ndd_engine.record.event import ThreadTime
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
 from ndd_engine.text import counted, number
-from ndd_engine.train.data.item_sources import item_bytes
+from ndd_engine.train.checkpoint_state import kept_buffers, kept_random
+from ndd_engine.train.data.item_sources import StreamOrder, item_bytes
 from ndd_engine.train.data.loader import CPU, Batches
-from ndd_engine.train.data.streams import StreamOrder
-from ndd_engine.train.random_state import kept_buffers, kept_random
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch, Stream, Workload, parameter_count
+from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import problems
-from ndd_engine.workloads.registry import prepare
 from ndd_watch.switches import same_item
 
 if TYPE_CHECKING:
@@ -266,7 +264,7 @@ class Baseline:
         """
         deadline = time.perf_counter_ns() + BASELINE_NS
         micro, threads = stepper.config.batch.micro, torch.get_num_threads()
-        with kept_random(stepper.device), memory_history.paused():
+        with kept_random(stepper.device), memory.paused():
             limits = (MOST_RUNS, BASELINE_NS / 2, SLOW_NS)
             measured = _guarded(stepper, lambda: time_micro(stepper, batch, *limits))
             if measured is None:

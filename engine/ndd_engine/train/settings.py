@@ -14,8 +14,8 @@ from ndd_engine.text import counted, plural
 from ndd_engine.train.rehearsal import Rehearsal
 from ndd_watch.changes import GLOBALS
 
+from .data.item_sources import StreamOrder
 from .data.loader import Batches, EvalBatches
-from .data.streams import StreamOrder
 from .step.stepper import Stepper
 
 # Steps of a run that ends after a number of passes of unknown length.

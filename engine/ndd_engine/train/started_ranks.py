@@ -19,7 +19,7 @@ from ndd_engine.record.events import EndEvent, Event, StageEvent
 from ndd_engine.record.file import Listener, Recorder, RunReader, load_state
 from ndd_engine.record.rundir import RunDir, RunLock, discard, new_run_dir
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.run.run import EXIT_OF, Executor, Run
+from ndd_engine.run import EXIT_OF, Executor, Run
 from ndd_engine.text import counted
 from ndd_engine.train.parallel.rank_place import record_end
 
@@ -32,7 +32,7 @@ PATIENCE_S = 30.0
 # The launcher kills ranks 3 s after a request for an immediate stop; if it does not end either, it is killed.
 KILL_PATIENCE_S = 8.0
 ORPHANS_S = 6.0
-_AGENT = "ndd_engine.train.parallel.agent"
+_AGENT = "ndd_engine.train.parallel.rank_place"
 
 
 class StartedRanks(Executor):

@@ -13,14 +13,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ndd_engine.errors import EXIT_FAILED, CaptureError, NddError, TrainingError, message_of, said, text_of
-from ndd_engine.measure import memory_history
+from ndd_engine.measure import memory
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
 from ndd_engine.record.figures import death_figures
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir, bare, new_run_dir, set_aside
 from ndd_engine.record.state import RunState
-from ndd_engine.run.control import StopNow
-from ndd_engine.run.run import Executor
+from ndd_engine.run import Executor, StopNow
 from ndd_engine.train.parallel.rank_place import Cause, leave_cause, other_over, others
 
 from .loggers import Loggers
@@ -105,7 +104,7 @@ class TrainingRun(Executor):
         )
 
     def close(self) -> None:
-        memory_history.stop()
+        memory.stop()
         if self._loggers is not None:
             self._loggers.close()  # they may still report a problem
 
@@ -174,7 +173,7 @@ class TrainingRun(Executor):
             raise StopNow  # other ranks were stopped as well, and are gone
         self._log(error)
         prepared = self._prepared
-        from ndd_engine.workloads.own_module import place
+        from ndd_engine.workloads.interface import place
 
         from .failures import explain, unprepared
 

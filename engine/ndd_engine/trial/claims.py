@@ -16,16 +16,24 @@ import ndd_profiles
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import Machine
+from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import TrialEvent, WindowEvent
-from ndd_engine.record.ranks import ASIDES
 from ndd_engine.text import duration, number, printable
 from ndd_watch.changes import Place
 
 from .compare import Interval, Recorded, Stretch, host_ns_of, observe, rate, ratio, spread
 from .estimates import CONFIDENCE, Estimate, Usual, estimate, interval, joined
-from .outcome import PairVariances, breaks_even, startup_s, with_interval
+from .outcome import (
+    Base,
+    Measure,
+    PairVariances,
+    Progress,
+    TrialRequest,
+    breaks_even,
+    startup_s,
+    with_interval,
+)
 from .trial import run_trial
-from .trial_request import Base, Measure, Progress, TrialRequest
 from .tuning import place_of
 
 # Kinds that are measured in a trial; the others in observed runs.

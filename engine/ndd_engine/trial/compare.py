@@ -29,6 +29,7 @@ from ndd_engine.child import (
     ticker,
 )
 from ndd_engine.errors import NddError, UsageError
+from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import (
     Event,
     MemoryEvent,
@@ -39,10 +40,8 @@ from ndd_engine.record.events import (
 )
 from ndd_engine.record.figures import middle, place_in_step
 from ndd_engine.record.file import EventLog, RunReader
-from ndd_engine.record.ranks import ASIDES
-from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.rundir import RunDir, Sources, sources_of
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.record.sources import Sources, sources_of
 from ndd_engine.text import printable
 
 from .estimates import CONFIDENCE, DIFFERENT, FLOOR, Usual, interval, judged
@@ -652,7 +651,7 @@ class ShortRun(ChildServer):
 
     def observe(self, command: Json) -> Json:
         """See the function of this name."""
-        from ndd_engine.run.run import Run
+        from ndd_engine.run import Run
         from ndd_engine.train.request import RunRequest
         from ndd_engine.train.training_run import TrainingRun
 

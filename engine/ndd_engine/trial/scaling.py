@@ -20,17 +20,15 @@ from typing import Any
 from ndd_engine.config import Config, read
 from ndd_engine.errors import ConfigError, UsageError
 from ndd_engine.hardware.detect import detect, equal_gpus
-from ndd_engine.hardware.gpus import Machine
-from ndd_engine.hardware.host import usable_threads
+from ndd_engine.hardware.gpus import Machine, usable_threads
+from ndd_engine.record.event import EXCHANGE, SKEW
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.record.ranks import EXCHANGE, SKEW
 from ndd_engine.text import counted, percent, span
 from ndd_engine.train.request import preflight
 
 from .estimates import CONFIDENCE
-from .outcome import times, with_interval
+from .outcome import Base, Measure, Progress, TrialRequest, times, with_interval
 from .trial import run_trial
-from .trial_request import Base, Measure, Progress, TrialRequest
 from .tuning import start_config
 
 # What stays the same for every number of ranks: the batch of a rank (weak scaling) or that of all (strong scaling).

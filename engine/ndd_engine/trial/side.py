@@ -1,7 +1,7 @@
 """A process of a trial: a real run of the engine, which trains in runs on command, for one side or for both.
 
 `python -m ndd_engine.trial.side IN OUT FOLDER`, see `ndd_engine.child`. The training loop runs once and never returns:
-it waits in its gate (`ndd_watch.gate`). Loader workers are stopped meanwhile, so they neither disturb the other side
+it waits in its gate (`ndd_watch.trying`). Loader workers are stopped meanwhile, so they neither disturb the other side
 nor prefetch: a run starts with as many batches ready as the previous one ended with. A side of several ranks has a
 process for each of them.
 """
@@ -31,16 +31,16 @@ from ndd_engine.config import Config, anywhere, to_toml
 from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import NddError
 from ndd_engine.hardware.detect import detect
-from ndd_engine.hardware.host import resident_peak, usable_threads
+from ndd_engine.hardware.gpus import resident_peak, usable_threads
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent, SettingEvent, StageEvent
-from ndd_engine.run.run import Run
+from ndd_engine.run import Run
 from ndd_engine.text import printable
+from ndd_engine.train.checkpoint_state import kept_random, random_state, restore_random_state
 from ndd_engine.train.failures import explain
 from ndd_engine.train.loop import Course
 from ndd_engine.train.parallel.rank_place import RankPlace, notes_of
 from ndd_engine.train.parallel.world import STORE_TIMEOUT
 from ndd_engine.train.prepare import Prepared, prepare_run, training_batches
-from ndd_engine.train.random_state import kept_random, random_state, restore_random_state
 from ndd_engine.train.rank_run import open_rank
 from ndd_engine.train.rehearsal import decide, rehearse
 from ndd_engine.train.request import OtherRanks, RunRequest
@@ -48,10 +48,9 @@ from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.optimizers import Precision, make_precision
 from ndd_engine.train.training_run import TrainingRun
 from ndd_watch.changes import LOADER, MODEL, switched_by
-from ndd_watch.gate import Trainer, gate, signal_to, still
+from ndd_watch.trying import Trainer, gate, signal_to, still
 
-from .outcome import differences
-from .trial_request import CACHES, LOSSES, Parts, SideFacts
+from .outcome import CACHES, LOSSES, Parts, SideFacts, differences
 
 # Maximum seconds until the system assigns an orphan to another parent.
 ORPHANED_S = 0.2

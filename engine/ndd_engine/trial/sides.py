@@ -32,8 +32,7 @@ from .blocks import (
     switched_off,
 )
 from .estimates import Estimate, Replicates
-from .outcome import differences, same_steps
-from .trial_request import CACHES, LOSSES, MEASURING, Progress, SideFacts, TrialRequest
+from .outcome import CACHES, LOSSES, MEASURING, Progress, SideFacts, TrialRequest, differences, same_steps
 
 T = TypeVar("T")
 Tell = Callable[[Progress], None]

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ndd_engine.capturable import why_no_graph
 from ndd_engine.child import ChildError, StoppedError, spec_of, ticker
 from ndd_engine.config import Config, Draft, anywhere, changed_toml, read, to_toml
+from ndd_engine.config.schema import why_no_graph
 from ndd_engine.config.workload_sections import OWN, kind
 from ndd_engine.errors import ConfigError, NddError, UsageError
 from ndd_engine.hardware.detect import detect
@@ -27,10 +27,19 @@ from ndd_engine.train.request import preflight
 from ndd_watch.changes import ARITHMETIC, SET, TABLE, Candidate, Place, candidates
 
 from .estimates import estimate_of, judged, over
-from .outcome import breaks_even, flatten, times, under_load, with_interval
+from .outcome import (
+    Base,
+    Measure,
+    Progress,
+    TrialRequest,
+    breaks_even,
+    flatten,
+    times,
+    under_load,
+    with_interval,
+)
 from .sides import SideProcess
 from .trial import run_trial
-from .trial_request import Base, Measure, Progress, TrialRequest
 
 # What is known of the models and data of workloads: batches gathered from tensors in memory, a decoder whose loop is
 # unrolled by the compiler, and what their models use.

@@ -10,8 +10,7 @@ from ndd_engine.child import ChildError, ChildProcess, Json, StoppedError, decod
 from ndd_engine.config import Config, read
 from ndd_engine.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, NddError, UsageError
 from ndd_engine.hardware.detect import detect
-from ndd_engine.hardware.gpus import GpuProfile, Machine, match
-from ndd_engine.hardware.host import free_memory
+from ndd_engine.hardware.gpus import GpuProfile, Machine, free_memory, match
 from ndd_engine.predict.estimate import Memory, StepTime, spread
 from ndd_engine.predict.probe_process import Opened, Probed
 from ndd_engine.text import counted, size

@@ -16,7 +16,7 @@ from ndd_engine.hardware.detect import equal_gpus
 from ndd_engine.hardware.gpus import GpuProfile, Machine, load
 from ndd_engine.predict.probe_process import Opened
 from ndd_engine.text import number, plural
-from ndd_engine.trial.trial_request import LENGTH
+from ndd_engine.trial.outcome import LENGTH
 
 Goal = Literal["throughput", "low-memory", "reproducible", "time"]
 GOALS: dict[Goal, str] = {

@@ -32,10 +32,10 @@ from torch.utils.data import (
 
 from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.errors import DoesNotFitError, TrainingError, shortened
-from ndd_engine.hardware.host import free_memory
+from ndd_engine.hardware.gpus import free_memory
 from ndd_engine.text import printable, size
 
-from .own_module import kind
+from .interface import kind
 from .result import Parted, TrainingParts
 
 RANDOM = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)

@@ -21,8 +21,7 @@ from ndd_engine.config.schema import Config, OptimizerSection, ScheduleSection
 from ndd_engine.errors import LONGEST, TrainingError, shortened
 from ndd_engine.text import printable
 
-from .interface import Settings
-from .own_module import calling, kind
+from .interface import Settings, calling, kind
 from .problems import Problems
 
 Parted = nn.Module | Sequence[nn.Module]  # the modules of a sub-phase

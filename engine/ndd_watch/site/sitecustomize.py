@@ -69,7 +69,7 @@ def _when_imported(wanted, then):
                         then(module)
                     except Exception as error:
                         # This process is not observed, or a signal handler of the script has raised it.
-                        telling = sys.modules.get("_ndd_watch.exceptions")
+                        telling = sys.modules.get("_ndd_watch.apart")
                         if telling is not None and not telling.ours(error):
                             raise
 

@@ -55,7 +55,7 @@ def of_factory(draft: Draft, error: ConfigError) -> list[Problem]:
     sections = {problem.key.partition(".")[0] for problem in error.problems}
     if config is None or ":" not in config.workload.name or "workload" in sections:
         return []
-    from ndd_engine.workloads.registry import prepare
+    from ndd_engine.workloads.factory_data import prepare
 
     known = {problem.key for problem in error.problems}
     try:

@@ -46,8 +46,8 @@ def claims(asked: options.Asked) -> int:
     """
     from ndd_engine.hardware.detect import detect
     from ndd_engine.trial.claims import chosen, measurements, run_claims
-    from ndd_engine.trial.pausing import held, to_pause
-    from ndd_engine.trial.trial_request import Base
+    from ndd_engine.trial.outcome import Base
+    from ndd_engine.trial.trial import held, to_pause
     from ndd_engine.trial.tuning import place_of
 
     wanted, budget = chosen(asked.ids), asked.budget

@@ -41,7 +41,7 @@ def export(asked: Asked) -> None:
     if asked.output is None:
         raise click.UsageError("Missing option '-o': name a .safetensors or .pt file.")
     directory = find_run(asked.root, asked.run)
-    from ndd_engine.train.export import FORMATS, export  # torch comes with it
+    from ndd_engine.train.checkpoint import FORMATS, export  # torch comes with it
 
     done = export(directory, asked.output, asked.checkpoint, asked.module, asked.force)
     if asked.as_json:

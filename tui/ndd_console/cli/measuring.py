@@ -49,7 +49,7 @@ def stoppable(what: str) -> Iterator[Stop]:
 
 def record(run: RunDir | None, trial: TrialEvent, tell: Callable[[str], None]) -> None:
     """Store the result of a trial with its run, if there is one; tell why it cannot be."""
-    from ndd_engine.trial.store import record_trial
+    from ndd_engine.trial.trial import record_trial
 
     try:
         if run is not None:

@@ -77,7 +77,7 @@ def scaling(asked: options.Asked) -> int:
             f"{base.name} is one of a script, whose number of ranks its own command sets: start it with each number "
             "(ndd-console run -- torchrun --nproc-per-node N ...) and compare the runs"
         )
-    from ndd_engine.trial.pausing import held, to_pause
+    from ndd_engine.trial.trial import held, to_pause
 
     base = replace(base, sets=(*base.sets, *asked.sets))
     ranks = () if asked.ranks is None else counts_of(asked.ranks)

@@ -16,7 +16,7 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.run.run import Run
+from ndd_engine.run import Run
 from ndd_engine.script.command import (
     OFFLINE,
     SCRATCH,
@@ -30,7 +30,7 @@ from ndd_engine.script.command import (
 from ndd_engine.script.script_run import Script, ScriptRequest
 from ndd_engine.script.script_tuning import tune_script
 from ndd_engine.script.trials import run_script_trial
-from ndd_engine.trial.trial_request import Progress, TrialRequest
+from ndd_engine.trial.outcome import Progress, TrialRequest
 from ndd_engine.trial.tuning import Tuning, place_of
 from ndd_watch import LINKED
 

@@ -117,14 +117,14 @@ def _request(asked: Asked, here: RankPlace | None) -> RunRequest | None:
         raise UsageError(f"parallel.ranks is {ranks}, but the launcher started {counted(here.size, 'rank')}")
     request = RunRequest(draft, asked.root, resumed, asked.from_step)
     if asked.resume_or_start:
-        from ndd_engine.api.requeue import resume_or_start
+        from ndd_engine.api.training_api import resume_or_start
 
         decision = resume_or_start(request)
         if here is None or here.first:
             say(decision.text)
         return decision.request
     if resumed is not None and asked.sets:
-        from ndd_engine.api.requeue import changes_text
+        from ndd_engine.api.training_api import changes_text
 
         if (text := changes_text(resumed, draft)) and (here is None or here.first):
             say(f"run {resumed.name} resumes with a changed configuration: {text}")

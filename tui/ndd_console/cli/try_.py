@@ -22,7 +22,7 @@ from ndd_engine.record.state import RunState
 from ndd_engine.script.command import Command
 from ndd_engine.script.trials import ARGUMENT, VARIABLE, is_start
 from ndd_engine.text import percent, printable
-from ndd_engine.trial.trial_request import Progress, TrialRequest
+from ndd_engine.trial.outcome import Progress, TrialRequest
 
 from . import options
 from .completion import run_names
@@ -114,8 +114,7 @@ def try_(asked: options.Asked) -> int:
     request = TrialRequest(
         base, (*asked.sets, *starts), asked.budget, asked.cause, asked.restarts, asked.allow_side_effects
     )
-    from ndd_engine.trial.pausing import held, to_pause
-    from ndd_engine.trial.trial import check
+    from ndd_engine.trial.trial import check, held, to_pause
 
     state = None  # of the run of an observed script
     paused: tuple[RunDir, ...] = ()

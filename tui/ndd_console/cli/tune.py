@@ -21,7 +21,7 @@ from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.record.rundir import RunDir, find_run
 from ndd_engine.text import counted
 from ndd_engine.train.request import preflight
-from ndd_engine.trial.trial_request import Base
+from ndd_engine.trial.outcome import Base
 from ndd_watch.changes import TABLE
 
 from . import options
@@ -93,7 +93,7 @@ def tune(asked: options.Asked) -> int:
     # Reported before the screen opens and before a live run is paused.
     preflight(read(base.config, base.sets, base.workload), use_torch=False)
     check_writable(output)
-    from ndd_engine.trial.pausing import held, to_pause
+    from ndd_engine.trial.trial import held, to_pause
 
     paused = to_pause(base, root, asked.pause)
     if not asked.as_json and interactive():
@@ -128,7 +128,7 @@ def _shown(asked: options.Asked, base: Base, paused: Sequence[RunDir], leash: Le
 
     def sweep(tell: Callable[[TuningState], None], stop: threading.Event) -> TuningState:
         # Imports torch: only after the first paint.
-        from ndd_engine.trial.pausing import held
+        from ndd_engine.trial.trial import held
         from ndd_engine.trial.tuning import TuningState, run_tuning
 
         with held(paused, lambda text: tell(TuningState((), text)), stop):

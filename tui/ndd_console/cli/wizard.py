@@ -23,8 +23,7 @@ from .printing import ProgressLines, say, show, terminal_width
 
 if TYPE_CHECKING:
     from ndd_engine.wizard.proposals import Proposal
-    from ndd_engine.wizard.session import ProposalSet
-    from ndd_engine.wizard.verify import Choice
+    from ndd_engine.wizard.session import Choice, ProposalSet
 
 
 @options.command(
@@ -112,8 +111,15 @@ def wizard(asked: options.Asked) -> int:
 def _headless(answers: Answers, asked: options.Asked) -> int:
     from ndd_console.jobs.wizard import live_run_notes
     from ndd_engine.wizard.planner import WizardStoppedError
-    from ndd_engine.wizard.session import propose, to_verify, written, written_into
-    from ndd_engine.wizard.verify import choose, comparison, verify
+    from ndd_engine.wizard.session import (
+        choose,
+        comparison,
+        propose,
+        to_verify,
+        verify,
+        written,
+        written_into,
+    )
 
     output, as_json, progress = asked.output, asked.as_json, WizardProgress(say, interval_s=5.0)
     for note in live_run_notes(asked.root):

@@ -23,7 +23,7 @@ from ndd_engine.record.events import Event, TrialEvent
 from ndd_engine.record.file import RunReader, damage_text
 from ndd_engine.record.rundir import RunDir, all_runs
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.run.run import Run
+from ndd_engine.run import Run
 from ndd_engine.text import MISSING, number, printable
 from ndd_engine.train.started_ranks import StartedRanks
 
@@ -120,8 +120,8 @@ class RunSource:
     @contextmanager
     def paused(self, report: Callable[[str], None], stop: threading.Event) -> Iterator[None]:
         """Inside, the run is paused. report: tells what is waited for. stop: set to stop waiting. Raises UsageError."""
-        from ndd_engine.trial.pausing import to_pause
-        from ndd_engine.trial.trial_request import Base
+        from ndd_engine.trial.outcome import Base
+        from ndd_engine.trial.trial import to_pause
 
         if not self.script:
             to_pause(Base.of_run(self.directory), self.directory.path.parent, others=False)
@@ -152,7 +152,7 @@ class RunSource:
 
     def keep(self, trial: TrialEvent) -> None:
         """Record a trial with the run."""
-        from ndd_engine.trial.store import record_trial
+        from ndd_engine.trial.trial import record_trial
 
         record_trial(self.directory, trial)
 

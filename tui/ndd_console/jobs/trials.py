@@ -14,7 +14,7 @@ from ndd_engine.config import changed_toml, read
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.text import printable
-from ndd_engine.trial.trial_request import Base, Progress, TrialRequest
+from ndd_engine.trial.outcome import Base, Progress, TrialRequest
 
 from .saving import save_new
 

@@ -39,8 +39,7 @@ from .saving import new_path, save_new
 if TYPE_CHECKING:
     from ndd_engine.config import Config
     from ndd_engine.hardware.gpus import Machine
-    from ndd_engine.wizard.session import ProposalSet
-    from ndd_engine.wizard.verify import Choice
+    from ndd_engine.wizard.session import Choice, ProposalSet
 
 T = TypeVar("T")
 
@@ -363,8 +362,7 @@ class WizardJob(ThreadJob):
         return str(path)
 
     def _text(self, chosen: Proposal) -> str:
-        from ndd_engine.wizard.session import written, written_into
-        from ndd_engine.wizard.verify import comparison
+        from ndd_engine.wizard.session import comparison, written, written_into
 
         assert self._proposed is not None
         path, situation = self._path, self._proposed.situation
@@ -388,7 +386,7 @@ class WizardJob(ThreadJob):
             raise UsageError(f"nothing could be predicted: {reasons or 'no combination is possible'}")
 
     def _measure(self, chosen: Sequence[Proposal]) -> None:
-        from ndd_engine.wizard.verify import choose, listed, verify
+        from ndd_engine.wizard.session import choose, listed, verify
 
         assert self._proposed is not None
         measured = verify(

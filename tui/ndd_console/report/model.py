@@ -12,9 +12,9 @@ from ndd_console.words.blocks import Block, Line, Lines, Point, Time
 from ndd_console.words.diagnosis import Diagnosis
 from ndd_console.words.figures import Kind
 from ndd_engine.diagnose import Finding
+from ndd_engine.record.event import ranks_figures
 from ndd_engine.record.figures import figures
 from ndd_engine.record.file import RunReader
-from ndd_engine.record.ranks import ranks_figures
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 

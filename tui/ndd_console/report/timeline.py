@@ -7,8 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import WindowEvent
-from ndd_engine.record.ranks import ASIDES
 
 # Maximum number of slices and of points of a curve; neighbours merge beyond it.
 CAPACITY = 512

@@ -10,7 +10,7 @@ from ndd_console.words.figures import at_most, ns, share_text
 from ndd_console.words.profile import METHODS, capture, colour, functions, idle_bars, stacks
 from ndd_console.words.ranks import phases_table, ranks_facts, slowest
 from ndd_console.words.step import on_gpu, rates, step_time, work_facts
-from ndd_engine.diagnose.rank_rules import milliseconds
+from ndd_engine.diagnose.process_rules import milliseconds
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.figures import idle as idle_of
 from ndd_engine.record.figures import phase_shares, place_in_step

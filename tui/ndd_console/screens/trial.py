@@ -23,7 +23,7 @@ from ndd_engine.diagnose import Change, Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import foreign, number
-from ndd_engine.trial.trial_request import Progress
+from ndd_engine.trial.outcome import Progress
 
 from .base import POLL_S, WidgetScreen
 

@@ -25,8 +25,7 @@ from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_INTERRUPTED
 from ndd_engine.record.events import Event
 from ndd_engine.record.file import Listener
-from ndd_engine.run.control import StopNow
-from ndd_engine.run.run import Run
+from ndd_engine.run import Run, StopNow
 from ndd_engine.script.script_run import Script, ScriptRequest
 from ndd_engine.text import printable
 from ndd_engine.train.request import RunRequest

@@ -5,9 +5,9 @@ from __future__ import annotations
 from ndd_console.words.figures import percent
 from ndd_console.words.ranks import ranks_words
 from ndd_console.words.step import epoch_of, fits_text, micro_steps, on_gpu, setting, steps_rate, time_left
+from ndd_engine.record.event import EXCHANGE, SKEW
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.figures import LOWER_BOUND, PRESS_K, place_in_step
-from ndd_engine.record.ranks import EXCHANGE, SKEW
 from ndd_engine.record.snapshot import PhaseShare, Snapshot
 from ndd_engine.text import MISSING, counted, duration, foreign, number, size
 

@@ -7,7 +7,7 @@ import math
 from ndd_console.words.trial import VERDICTS, measured
 from ndd_engine.text import MISSING, foreign
 from ndd_engine.trial.estimates import judged
-from ndd_engine.trial.trial_request import Progress
+from ndd_engine.trial.outcome import Progress
 
 from .bars import progress_line
 from .rows import BLANK, cells, ends, paragraph

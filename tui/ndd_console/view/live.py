@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_console.words.ranks import late_words
 from ndd_engine.diagnose import ENDINGS
-from ndd_engine.record.ranks import Ranks
+from ndd_engine.record.event import Ranks
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import size
 

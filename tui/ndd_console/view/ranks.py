@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ndd_console.words.ranks import rank_rows
-from ndd_engine.record.ranks import Ranks
+from ndd_engine.record.event import Ranks
 from ndd_engine.text import counted, finite
 
 from .bars import bar

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ndd_engine.config import Config
-from ndd_engine.hardware.host import Host
+from ndd_engine.hardware.gpus import Host
 from ndd_engine.record.figures import others_text
 from ndd_engine.record.snapshot import CoreUse
 from ndd_engine.text import MISSING, counted, duration, number, size

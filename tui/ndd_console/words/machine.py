@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from ndd_engine.hardware.gpus import Gpu, GpuProfile, Machine
-from ndd_engine.hardware.host import Host
+from ndd_engine.hardware.gpus import Gpu, GpuProfile, Host, Machine
 from ndd_engine.text import MISSING, number, size
 
 from .blocks import Block, Facts, Text

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ndd_engine.diagnose.rank_rules import milliseconds, subject
-from ndd_engine.record.ranks import Ranks, RanksEvent
+from ndd_engine.diagnose.process_rules import milliseconds, subject
+from ndd_engine.record.event import Ranks, RanksEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, counted, foreign, number, size
 

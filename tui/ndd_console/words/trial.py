@@ -14,7 +14,7 @@ from .figures import interval_text
 from .finding import command_text
 
 if TYPE_CHECKING:
-    from ndd_engine.trial.trial_request import Progress
+    from ndd_engine.trial.outcome import Progress
 
 # verdict: style of it on a screen.
 VERDICTS = {

@@ -14,8 +14,7 @@ from .blocks import Block, Table, Text
 if TYPE_CHECKING:
     from ndd_engine.predict.probe_process import Opened
     from ndd_engine.wizard.planner import Situation
-    from ndd_engine.wizard.session import ProposalSet
-    from ndd_engine.wizard.verify import Choice
+    from ndd_engine.wizard.session import Choice, ProposalSet
 
 _LARGE = float("inf")
 _SHOWN = ("size", "sequence", "dtype", "ranks", "micro", "accum", "memory", "step", "items/s", "total time")

@@ -30,9 +30,8 @@ from ndd_engine.errors import TrainingError
 from ndd_engine.text import counted
 from ndd_engine.workloads.base import Batch, Collate, Order, Stream, Workload, item_count
 
-from .item_sources import Collated, EpochBatches, ItemSource, WholeBatches, make_source
+from .item_sources import Collated, EpochBatches, ItemSource, StreamOrder, WholeBatches, make_source
 from .order import ALONE, IndexOrder, Share, checksum, length, mixed
-from .streams import StreamOrder
 
 # How often the workers are checked while waiting for a batch.
 CHECK_S = 2.0

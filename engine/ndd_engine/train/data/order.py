@@ -21,7 +21,7 @@ from torch.utils.data import Dataset, Sampler
 
 from ndd_engine.batches import tensors
 from ndd_engine.errors import TrainingError, shortened
-from ndd_engine.train.random_state import random_state, restore_random_state
+from ndd_engine.train.checkpoint_state import random_state, restore_random_state
 from ndd_engine.workloads.base import RANDOM, Order, position
 
 T = TypeVar("T")

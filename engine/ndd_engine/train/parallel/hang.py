@@ -33,12 +33,11 @@ import psutil
 
 from ndd_engine.errors import shortened
 from ndd_engine.files import write_text
-from ndd_engine.measure import spy
+from ndd_engine.measure import stalls
 from ndd_engine.measure.phase_clock import PhaseClock
-from ndd_engine.measure.spy import Frame
-from ndd_engine.measure.stall_causes import ADVICE
+from ndd_engine.measure.stalls import ADVICE, Frame
+from ndd_engine.record.event import OVER
 from ndd_engine.record.events import Event, StallEvent
-from ndd_engine.record.process_events import OVER
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import duration, printable
 
@@ -253,7 +252,7 @@ class HangWatch:
     def _note(self) -> Note:
         """Where this rank is."""
         begun, waits_in = waiting_in()
-        stack, phase = spy.of_thread(self._main), self._clock.current
+        stack, phase = stalls.of_thread(self._main), self._clock.current
         told = told_frames(stack)
         return Note(self._world.rank, self._step(), phase, place(stack), begun, waits_in, told)
 
@@ -316,7 +315,7 @@ def _traces() -> Iterator[Any]:
 
 def place(stack: Sequence[Frame]) -> str:
     """File, line and function of the user's own code in a stack, or else of any, in words."""
-    found = spy.place_of(stack)
+    found = stalls.place_of(stack)
     return "an unknown line" if found is None else words(*found)
 
 
@@ -369,8 +368,8 @@ def stack_of(told: dict[str, Any], stopped: bool) -> list[Frame]:
     with contextlib.suppress(Exception):  # it may end at any moment
         if not stopped:
             found = _asked(told)
-        if not found and (path := spy.find()) is not None:
-            for thread in spy.threads(path, told["pid"], SPY_S):
+        if not found and (path := stalls.find()) is not None:
+            for thread in stalls.threads(path, told["pid"], SPY_S):
                 if thread["thread_id"] == told["thread"]:
                     found = list(thread["frames"])
     return found

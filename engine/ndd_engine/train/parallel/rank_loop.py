@@ -19,21 +19,20 @@ import torch.distributed as dist
 
 from ndd_engine.batches import map_tensors
 from ndd_engine.errors import TrainingError
-from ndd_engine.measure.functions import NEVER, FunctionProfiles
-from ndd_engine.measure.losses import first_bad
+from ndd_engine.measure.capture import NEVER, FunctionProfiles
 from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock, Window, no_phase
+from ndd_engine.measure.reporting import first_bad
 from ndd_engine.measure.stragglers import RankComparison, compared_steps
+from ndd_engine.record.event import RankEvent
 from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, WindowEvent
 from ndd_engine.record.file import EventLog
-from ndd_engine.record.ranks import RankEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.run.control import ONCE, STOPS
+from ndd_engine.run import ONCE, STOPS
 from ndd_engine.train.checkpoint import CheckpointStore
-from ndd_engine.train.checkpoint_state import placed_like
+from ndd_engine.train.checkpoint_state import kept_buffers, kept_random, placed_like
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.evaluate import Result, evaluate
 from ndd_engine.train.loop import Loop
-from ndd_engine.train.random_state import kept_buffers, kept_random
 from ndd_engine.train.rehearsal import kept_training
 from ndd_engine.train.request import OpenRun
 from ndd_engine.train.step.stepper import Stepper

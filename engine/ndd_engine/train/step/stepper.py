@@ -22,18 +22,16 @@ from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.close_looks import CloseLooks
 from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import Event, Json
+from ndd_engine.train.checkpoint_state import kept_buffers, kept_random
 from ndd_engine.train.data.loader import to_device
-from ndd_engine.train.random_state import kept_buffers, kept_random
 from ndd_engine.workloads.base import Batch, Workload, on_host
 from ndd_engine.workloads.result import STEP, Carry, Parted, TrainingParts, detached
-from ndd_watch.graphs import KeptGraphs
+from ndd_watch.finite import Origin
 from ndd_watch.looks import Looks
-from ndd_watch.origin import Origin
-from ndd_watch.sizes import Sizes
+from ndd_watch.slowing import KeptGraphs, Sizes
 
 from .graph import StepGraph, why_not
-from .optimizers import Optimizers, Precision, clip_gradients, make_precision, set_tf32
-from .training import Training
+from .optimizers import Optimizers, Precision, Training, clip_gradients, make_precision, set_tf32
 
 if TYPE_CHECKING:
     from ndd_engine.train.parallel.strategy import Strategy
