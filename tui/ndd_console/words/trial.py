@@ -41,7 +41,7 @@ def ratio_text(trial: TrialEvent | None, missing: str = "") -> str:
     return (interval_text(trial.ratio, trial.low, trial.high) if trial is not None else "") or missing
 
 
-class Measured(NamedTuple):
+class ProgressTexts(NamedTuple):
     """The progress of a trial: time of the budget, what it does, ABBA blocks so far, ratio so far; "" for none yet."""
 
     time: str
@@ -50,14 +50,16 @@ class Measured(NamedTuple):
     ratio: str
 
 
-def measured(progress: Progress) -> Measured:
+def measured(progress: Progress) -> ProgressTexts:
     """The parts of a progress."""
     spent, blocks = f"{progress.spent_s:.0f} of {progress.budget_s:.0f} s", ""
     if progress.abba_blocks:
         blocks = counted(progress.abba_blocks, "ABBA block")
     if blocks and progress.pairs:
         blocks += f" of {counted(progress.pairs, 'pair')} of processes"
-    return Measured(spent, progress.doing, blocks, interval_text(progress.ratio, progress.low, progress.high))
+    return ProgressTexts(
+        spent, progress.doing, blocks, interval_text(progress.ratio, progress.low, progress.high)
+    )
 
 
 def measurement(progress: Progress) -> str:
