@@ -266,11 +266,15 @@ def tuning(rng: random.Random) -> Draw:
     state = strange.mutated(
         rng, rng.choice((fake_tuning.MEASURING, fake_tuning.DONE)), rng.choice((0.05, 0.3))
     )
-    stopping = rng.random() < 0.3
+    stage = rng.choice((state.stage, "stopping"))
     return in_frame(
         lambda width, height: [
             *tuning_screen.table(state.rows, width),
-            *tuning_screen.progress_rows(state, stopping, width, height),
+            *(
+                tuning_screen.progress_rows(state.progress, stage, width, plot=height >= 18)
+                if state.progress is not None
+                else ()
+            ),
             *tuning_screen.result_rows(state, width, height),
         ]
     )

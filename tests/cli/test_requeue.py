@@ -158,6 +158,6 @@ def test_whoever_loses_the_race_for_a_new_folder_leaves_it_to_the_other(
 
     monkeypatch.setattr(run_module, "new_run_dir", taken)
     with pytest.raises(UsageError, match=str(os.getpid())):
-        Run.open(run_module.Training(request(tmp_path)))
+        Run.open(run_module.TrainingRun(request(tmp_path)))
     assert os.path.samestat(os.fstat(held[0]._handle or -1), (tmp_path / "job" / "lock").stat())
     held[0].release()

@@ -250,7 +250,7 @@ def test_a_look_at_what_is_kept_that_fails_does_not_end_training() -> None:
 
     loop: Any = SimpleNamespace(
         step=7, _window=lambda: None, _holders=SimpleNamespace(look=look),
-        reporter=SimpleNamespace(skip=lambda: skipped.append(1)),
+        reporter=SimpleNamespace(skip=lambda: skipped.append(1)), _apart=lambda look: Loop._apart(loop, look),
     )  # fmt: skip
     Loop._look(loop)
     assert (looked, skipped) == ([7], [1])

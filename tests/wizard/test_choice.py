@@ -103,7 +103,7 @@ def test_a_noisy_machine_is_measured_for_longer_until_the_difference_is_clear() 
             assert choice.best.batch.micro == 4
             clear += 1
     assert max(rounds) > 6
-    assert clear > 10
+    assert clear > 3
 
 
 def test_a_slow_first_round_leaves_time_to_compare() -> None:
