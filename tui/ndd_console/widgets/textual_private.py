@@ -11,6 +11,7 @@ import signal
 import traceback
 from codecs import getincrementaldecoder
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any, TextIO
 
@@ -175,8 +176,9 @@ class BackgroundDriver(LinuxDriver):
             return
         if self._auto_restart and in_background(self.fileno):
             # `bg`: a screen needs the foreground. SIGTERM, which `kill` sends with SIGCONT, is handled first.
-            loop = asyncio.get_running_loop()
-            loop.call_soon_threadsafe(loop.call_later, _WAIT_S, self._stop_again)
+            with suppress(RuntimeError):  # the app has ended
+                loop = asyncio.get_running_loop()
+                loop.call_soon_threadsafe(loop.call_later, _WAIT_S, self._stop_again)
         elif not self._app_closes():
             super()._sigcont_application()
 
