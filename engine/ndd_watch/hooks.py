@@ -415,6 +415,12 @@ class Hooks:
                 if S[BASE] == EVALUATE:
                     if key_of(iterator) != self._iterator:
                         return 0
+                    # The one of the training may be gone, and this another one in its place.
+                    if attribute(iterator, "_num_yielded") == 0 and not attribute(
+                        iterator, "_persistent_workers"
+                    ):
+                        self._iterator = 0
+                        return 0
                     self.modules.evaluation(False)  # the training reads its own loader again
                     if S[TIMED] <= 0:
                         return 0

@@ -379,3 +379,44 @@ def test_a_pass_over_data_without_gradients_is_an_evaluation_also_without_eval(
         assert not phases.get("evaluate")
         assert phases["forward"] >= 2 * 150 * 0.002e9
     assert sum(window["steps"] for window in ran.of("window")) == 160
+
+
+IN_ITS_PLACE = """
+import time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+data = TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+reused = 0
+for epoch in range(4):
+    batches = iter(DataLoader(data, 4))
+    for x, y in batches:
+        loss = ((model(x) - y) ** 2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    place, others = id(batches), []
+    del batches
+    model.eval()
+    held_out = DataLoader(data, 8)
+    for _ in range(500):
+        others.append(iter(held_out))
+        if id(others[-1]) == place:
+            reused += 1
+            break
+    for x, y in others[-1]:
+        time.sleep(0.02)
+        model(x)
+    model.train()
+print("REUSED", reused)
+"""
+
+
+def test_an_iterator_in_the_place_of_that_of_the_training_is_part_of_the_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(IN_ITS_PLACE)
+    ran = run(tmp_path, str(tmp_path / "train.py"))
+    assert int(ran.word("REUSED"))
+    assert ran.phases()["evaluate"] >= 4 * 8 * 0.02e9
+    assert sum(window["steps"] for window in ran.of("window")) == 64
