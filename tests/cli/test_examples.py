@@ -6,10 +6,12 @@ Those that train or measure run with less: `LESS` follows the example on its com
 from __future__ import annotations
 
 import gzip
+import os
 import pickle
 import re
 import shlex
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -59,6 +61,8 @@ LESS = {
 # What takes longer than a long test may.
 SLOW = ("try --set loader.workers=4 -- ", "try last", "try train-001", "tune -- ", "tune --run", "scaling",
         "claims", "wizard", "check --set", "train run.toml --ranks", "run -- torchrun", "run --memory")  # fmt: skip
+# The script's Python is this one.
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # What an example needs that is an extra.
 EXTRAS = {"tensorboard": ("tensorboard", "wandb"), "safetensors": ("safetensors",)}
 TOML = """
@@ -141,7 +145,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("train", "run.toml", "--run", "chartext-001"),
         ("run", "--headless", "--", "python", "train.py"),
     ):
-        done = run(*words, folder=folder, timeout=300)
+        done = run(*words, folder=folder, timeout=300, PATH=PATH)
         assert done.returncode == 0, done.stderr
     return folder
 
@@ -197,5 +201,5 @@ def test_an_example_runs(example: str, trained: Path, tmp_path: Path) -> None:
     shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("control.sock", "*.lock"))
     if "--run baseline" in example:  # a run of this name begins
         shutil.rmtree(folder / "runs" / "baseline")
-    done = run(*less(example), folder=folder, timeout=1700)
+    done = run(*less(example), folder=folder, timeout=1700, PATH=PATH)
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"

@@ -30,8 +30,8 @@ OTHERS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 # What needs a GPU or a package; and subjects whose steps take so little that no phase takes most of them.
 ELSEWHERE = {
-    "accelerate_fit", "captured", "common", "fake_gpu", "hf_trainer", "lightning_fit", "locks", "on_gpu", "recompiles",
-    "recomputes", "retains",
+    "accelerate_fit", "captured", "common", "evaluates", "fake_gpu", "hf_trainer", "lightning_fit", "locks", "on_gpu",
+    "recompiles", "recomputes", "retains",
 }  # fmt: skip
 
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 # A thread that waits, and a call of three seconds that keeps the interpreter lock.
 SUBJECT = """
 import ctypes, json, threading, time
-from ndd_engine.train.parallel.hang import Listening
+from ndd_engine.train.parallel.hang import StackRequests
 
 def stuck():
     begin = time.monotonic()
@@ -29,7 +29,7 @@ def stuck():
 
 waiting = threading.Thread(target=threading.Event().wait, daemon=True)
 waiting.start()
-listening = Listening(threading.get_ident(), waiting.native_id)
+listening = StackRequests(threading.get_ident(), waiting.native_id)
 print(json.dumps(listening.told), flush=True)
 print(stuck(), flush=True)
 listening.stop()
