@@ -46,4 +46,5 @@ for epoch in range(int(sys.argv[1])):
         print("epoch", epoch, loss.item(), flush=True)
 if RANK == 0:
     ended(model.module, steps, items * dist.get_world_size(), loss.item())
+dist.barrier()  # a rank that is gone is an error of the other one
 dist.destroy_process_group()
