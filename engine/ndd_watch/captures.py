@@ -38,7 +38,7 @@ FEW_CALLS = 8
 LEAST_FREE = 1 << 26
 # Ranges at each end by which the clocks are aligned.
 ANCHORS = 5
-OTHER_THREAD = "another thread goes on with the training"
+OTHER_THREAD = "another thread continues the training"
 THEIRS = "the script uses a profiler of its own, and is left alone"
 _PROFILER = "torch.autograd.profiler"
 # Kineto tells every begin and end of a profiler on standard error. It reads this when it is used first.

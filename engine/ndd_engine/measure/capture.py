@@ -166,7 +166,7 @@ class FunctionProfiles:
     def _begin_aside(self) -> bool:
         try:
             return not self._profiler.begin()
-        except Exception:  # noqa: BLE001  the evaluation goes on without it
+        except Exception:  # noqa: BLE001  the evaluation continues without it
             return False
 
     def _end_aside(self, phase: str) -> dict[str, Any]:
