@@ -84,7 +84,7 @@ def train(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (tmp_path / "rows_data.py").write_text(
         SOURCE + "".join(f"{kind} = {call}\n" for kind, call in KINDS.items())
     )
-    before = torch.autograd.backward
+    before = torch.autograd.backward.__code__
 
     def run(kind: str) -> Result:
         quiet = ("evaluate.at_end=false", "evaluate.every_epochs=0", "checkpoint.at_end=false")
@@ -96,7 +96,7 @@ def train(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     yield run
     torch.autograd.set_detect_anomaly(False)
     sys.modules.pop("rows_data", None)
-    assert torch.autograd.backward is before
+    assert torch.autograd.backward.__code__ is before
 
 
 def seen(result: Result) -> list[FunctionsEvent]:

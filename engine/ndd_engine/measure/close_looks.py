@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from ndd_watch.looks import Looks, own, own_frame, short
+from ndd_watch.probes import Look, Probes
 from ndd_watch.slowing import Retained, Tables
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -40,8 +41,7 @@ class CloseLooks:
         self._tables: Tables | None = None
         self._retained = Retained()
         self._handles: list[Any] = []
-        # The function in the place of which ours is; None outside of looks.
-        self._backward: Any = None
+        self._probes, self._heard = Probes(), False
         self._thread = self._seen = 0
         # Nanoseconds that looking at graphs has taken in the present step.
         self.spent_ns = 0
@@ -94,8 +94,8 @@ class CloseLooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if self._backward is not None:
-            torch.autograd.backward, self._backward = self._backward, None
+        self._probes.remove()
+        self._heard = False
 
     def _reads(self, module: nn.Module, given: Any) -> None:
         """An embedding is called."""
@@ -104,23 +104,25 @@ class CloseLooks:
                 self._tables.enters(module, 2, given)
 
     def _hear(self) -> None:
-        """Hear calls of `backward`: `Tensor.backward` calls this function by its name."""
-        if self._backward is not None:
+        """Hear calls of `backward`: `Tensor.backward` calls this function."""
+        if self._heard:
             return
-        real = self._backward = torch.autograd.backward
+        self._heard = True
 
-        def backward(tensors: Any, *given: Any, **named: Any) -> Any:
+        def due(_probe: Any, zero: int) -> int:
+            return int(get_ident() == self._thread)
+
+        def begins(_probe: Any, given: tuple[Any, Any, Any]) -> int:
             begin = perf_counter_ns()
             with suppress(Exception):
-                if get_ident() == self._thread:
-                    names = ("grad_tensors", "retain_graph", "create_graph")
-                    self._begins(tensors, {**dict(zip(names, given, strict=False)), **named})
+                self._begins(*given)
             self.spent_ns += perf_counter_ns() - begin
-            return real(tensors, *given, **named)
+            return 0
 
-        torch.autograd.backward = backward
+        look = Look(due, begins, ("tensors", "retain_graph", "create_graph"))
+        self._probes.put(torch.autograd.backward, look, None, always=False)
 
-    def _begins(self, tensors: Any, named: dict[str, Any]) -> None:
+    def _begins(self, tensors: Any, retains: Any, creates: Any) -> None:
         """A backward pass begins."""
         loss = self._looks.first_tensor((tensors,), 2) if self._looks.allowed() else None
         if loss is None:
@@ -139,9 +141,8 @@ class CloseLooks:
             self._seen = step
         frame = own_frame(sys._getframe(1), own)
         line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-        retains = named.get("retain_graph") is True and not named.get("create_graph")
         with self._looks.silent():
-            self._retained.hear(loss, retains, line)
+            self._retained.hear(loss, retains is True and not creates, line)
         if not self._retained.active:
             self._forget()
 
