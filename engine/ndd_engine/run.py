@@ -1,10 +1,6 @@
-"""A run: its folder, lock, record, control and ends. What it executes is an argument.
+"""A run from its opening to its end: folder, lock, record, control and ends. What it executes is an argument.
 
-Requests to a run, from any thread; what is executed obeys them.
-
-A run from its opening to its end: folder, lock, record, control and ends. What it executes is an argument.
-
-The console calls `execute` in a thread, a headless run on the main thread.
+The console calls `execute` in a thread, a headless run on the main thread. Requests to a run come from any thread.
 """
 
 from __future__ import annotations

@@ -1,19 +1,14 @@
 """Keeps the observer and the script apart: Python's library, exceptions, and torch's compiler.
 
-Modules of Python's library with the functions that they had when Python started, or the observer was loaded.
-
-A script may replace functions of the library later on, as tests do with clocks and files: hooks must neither run nor
-disturb what stands in their place.
-
-Tells an exception of the observer from one of the script that was raised while the observer's code ran.
+A script may replace functions of the library, as tests do with clocks and files: hooks must neither run nor disturb
+what stands in their place. So modules are here with the functions that they had when Python started, or the observer
+was loaded.
 
 A signal handler of the script, or a thread that raises an exception in another one, may do so at any instruction, also
 within a hook. Such an exception is the script's and goes on.
 
-What torch's compiler does, and how it is kept out of the observer's own functions.
-
-While a compiled function runs parts of it without the compiler, each Python function that is called there is compiled,
-too. Ours are no part of the script's program.
+While a compiled function of torch runs parts of it without the compiler, each Python function that is called there is
+compiled, too. Ours are no part of the script's program, and are kept out.
 """
 
 from __future__ import annotations

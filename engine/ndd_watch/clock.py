@@ -1,27 +1,21 @@
 """The clocks of a watched process: that of its phases, that of a GPU, and of copies to it and waits for it.
 
-Reads a GPU without waiting for it: the phases of some steps by its own clock, and values that it has computed.
+Phases: exactly one is current at any time, so they add up to the wall time. The state is in memory that others can
+read, see `mapped`, and what is called in every step repeats the lines of `enter` instead of calling it: between the
+operations of a step, each Python function costs about a microsecond.
 
-A GPU runs behind the host. So a timing event is recorded at each phase change of a step, and read some steps later,
+GPU: it runs behind the host. So a timing event is recorded at each phase change of a step, and read some steps later,
 when a query shows that the GPU has passed the last one. Values are copied to pinned memory and read in the same way.
 Nothing here ever synchronises, and nothing happens while the script captures a CUDA graph.
 
-The clock of a watched process. Exactly one phase is current at any time, so the phases add up to the wall time.
+Waits for it: `loss.item()`, `if loss:`, `x.to("cpu")` in a profiled step. No profiler sees all of them: Python calls
+`__float__` and other methods of operators from C, and a call of `to` does not tell where the copy goes. The function
+with the training loop has been called before the step begins. So for that one step, the class torch.Tensor gets
+functions of these names, which call the methods.
 
-The state is in memory that others can read, see `mapped`, and what is called in every step repeats the lines of `enter`
-instead of calling it: between the operations of a step, each Python function costs about a microsecond.
-
-Times reads of tensors on a GPU, which wait for it, in a profiled step: `loss.item()`, `if loss:`, `x.to("cpu")`.
-
-No profiler sees all of them. Python calls `__float__` and other methods of operators from C, and a call of `to` does
-not tell where the copy goes. The function with the training loop has been called before the step begins. So for that
-one step, the class torch.Tensor gets functions of these names, which call the methods.
-
-Times copies to the GPU in the script's own loop: `x.to(device)`, `x.cuda()`.
-
-They are methods in C, in which no probe has a place. So once a script trains on a GPU, the class torch.Tensor gets
-functions of these names, which call the methods. A cast is no copy: it ends on the device where it began. A call within
-a forward pass, a dataset or an optimizer is part of that.
+Copies to it: `x.to(device)` and `x.cuda()` in the script's own loop. They are methods in C, in which no probe has a
+place, so torch.Tensor gets functions of these names as well once a script trains on a GPU. A cast is no copy: it ends
+on the device where it began. A call within a forward pass, a dataset or an optimizer is part of that.
 """
 
 from __future__ import annotations

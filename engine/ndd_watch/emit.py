@@ -1,15 +1,12 @@
 """Talks with the console: writes the events of the record, and obeys requests.
 
-What the console asks for: a pause, a checkpoint, an evaluation, a profiler capture, a look at what a process keeps.
+Events go into the memory that others can read, see `mapped`. Each line has the fields of an event of the record, see
+ndd_engine.record.events. Two of them are completed by the reader, who sees the rows of the steps and the machine: a
+window has its parts in `timed`, and the event of the run lacks what only the console knows.
 
-The console writes integers into the mapped memory, see `mapped`. The process compares them once a window, and obeys at
-the end of a step. While nothing is asked for, nothing of this is in a step.
-
-Writes what is observed as the record's own events, into the memory that others can read, see `mapped`.
-
-Each line has the fields of an event of the record, see ndd_engine.record.events. Two of them are completed by the
-reader, who sees the rows of the steps and the machine: a window has its parts in `timed`, and the event of the run
-lacks what only the console knows.
+The console asks for a pause, a checkpoint, an evaluation, a profiler capture, or a look at what the process keeps by
+writing integers into that memory. The process compares them once a window, and obeys at the end of a step. While
+nothing is asked for, nothing of this is in a step.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
 """Numbers that are not finite: what a training tells of them, and which was the first one of a step.
 
-What a training tells in passing of numbers that are not finite: skipped updates, losses, the scale of gradients.
-
-A gradient scaler skips updates whose gradients are not finite, and halves its scale. At the start it does so until
-the scale fits, and then about once in 2,000 steps. More than that is worth a closer look, see `Origin`.
-
-Finds the first thing in a step that is not finite: an input, what a module or function returns, or a gradient.
+A gradient scaler skips updates whose gradients are not finite, and halves its scale. At the start it does so until the
+scale fits, and then about once in 2,000 steps. More than that is worth a closer look, see `Origin`.
 
 Steps are looked at closely once a loss or gradients are known not to be finite. In such a step each function of Python
 that returns is heard, in the order of the computation, and the tensors of modules, of torch.nn.functional and of the

@@ -1,14 +1,12 @@
 """What a process keeps, on request: what grows and who refers to it, and lines that allocate GPU memory.
 
-Looks once at what a process keeps: which containers and tensors have grown since an earlier look, and who has them.
+A look goes through the objects that Python's garbage collector knows: which containers and tensors have grown since an
+earlier look, and who has them. It runs no code of the script: types are compared exactly, and what is in an object is
+read as the collector reads it. It keeps numbers, never an object.
 
-A look goes through the objects that Python's garbage collector knows. It runs no code of the script: types are compared
-exactly, and what is in an object is read as the collector reads it. It keeps numbers, never an object.
-
-On request, has torch record which lines allocate GPU memory, and writes its snapshot when the memory runs out.
-
-The snapshot is written where the error ends the script: the memory of the failed step is still in use then. torch's
-recording takes about 2 microseconds per allocation, which is why it is not on by itself.
+torch records which lines allocate GPU memory, and its snapshot is written where running out of memory ends the script:
+the memory of the failed step is still in use then. torch's recording takes about 2 microseconds per allocation, which
+is why it is not on by itself.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
 """Looks at what belongs to the script, without running code of it, and tells which code is its own.
 
-Attributes, variables and functions, found without running code of the script, such as properties and metaclasses.
-
-Looks at what belongs to the script without running code of the script: only at objects of exactly known types.
-
-A subclass of a tensor or a container may count its reads, raise, or compute. Where a dispatch or function mode of the
-script is active, or torch traces, even an ordinary tensor does not stay unnoticed.
-
-Which code is the user's own, or a workload's, and where in it a thread is, or something is made.
+Only objects of exactly known types are looked at. A property, a metaclass, or a subclass of a tensor or a container
+may count its reads, raise, or compute. Where a dispatch or function mode of the script is active, or torch traces,
+even an ordinary tensor does not stay unnoticed.
 """
 
 from __future__ import annotations

@@ -1,18 +1,13 @@
 """The loop of the script: its optimizers, where steps end, and its passes over the data.
 
-What classes of optimizers have: their steps as torch wraps them, and the closures that these take.
-
-Where steps of the training end, of one or several optimizers.
-
 `Ends` tells at which steps of optimizers a step of the training ends. With one optimizer, each of its steps does. With
 several, the one that steps most rarely ends a step, and of those that step equally often the last one. One that turns
 out to step too rarely for that hands over to another, all of whose steps are counted then. Optimizers that take turns,
 each for several steps, and those of which one is chosen for each batch, all end steps. Another optimizer that appears
 later either joins the others or takes their place: which of them it is shows when one of them steps again.
 
-Passes over the data of a script: how many there are, how many steps one has, and what their batches hold.
-
-Batches are compared by a checksum: loader workers, or ranks, that give the same ones each read all of the data.
+Of passes over the data it is known how many there are, how many steps one has, and what their batches hold. Batches
+are compared by a checksum: loader workers, or ranks, that give the same ones each read all of the data.
 """
 
 from __future__ import annotations

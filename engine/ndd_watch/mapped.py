@@ -1,16 +1,11 @@
 """What others can read of an observed process: its memory, the phases in it, and what Linux knows.
 
-What Linux and the C library know of this process.
-
-The memory of an observed process that others can read: counters, rows of steps, and a ring of lines.
-
-A process maps a file of fixed size. What it stores there is outside of it at once, whatever becomes of it: after
-`kill -9`, `os._exit` or a crash everything up to the last instruction is in the file. A store cannot fail or wait, and
-the process needs no thread, no open descriptor and no exit handler for it.
+The memory has counters, rows of steps, and a ring of lines. A process maps a file of fixed size. What it stores there
+is outside of it at once, whatever becomes of it: after `kill -9`, `os._exit` or a crash everything up to the last
+instruction is in the file. A store cannot fail or wait, and the process needs no thread, no open descriptor and no
+exit handler for it.
 
 Before a process trains, and in the children that it forks, the memory is its own.
-
-The phases of a step, by index.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """Hears functions: inside them by probes, or all of a thread for a while.
 
-Hears functions of a thread: by `sys.monitoring`; before Python 3.12 by a profile function, for a while.
+All functions of a thread are heard by `sys.monitoring`; before Python 3.12 by a profile function, for a while.
+`Learning` learns from a single step where its batches come from, and `watch` times code that cannot be replaced. A
+profiler of the script has precedence: where there is one, nothing is heard; where one begins, ours ends before it.
 
-`Learning` learns from a single step where its batches come from, and `watch` times code that cannot be replaced.
-
-A profiler of the script has precedence: where there is one, nothing is heard; where one begins, ours ends before it.
-
-Has our functions called where another one begins and ends: inside it, so that it stays the same object.
-
-The code of the function is replaced by the same code with an operation at its begin and at its ends:
+A probe is inside a function, so that it stays the same object: its code is replaced by the same code with an operation
+at its begin and at its ends:
 
     PROBE + 0
 

@@ -1,14 +1,8 @@
 """Profiles one step, an evaluation and a checkpoint: which functions of the user's own code take long.
 
-A profiler of one thread by `sys.monitoring`, with what `_lsprof.Profiler` offers to ours (Python 3.12 and later).
-
-Profiles one step: which functions of the user's own code take long.
-
 A thread that reads the stack of another one sees its code only where it releases the interpreter lock. Python's own
-profiler sees every call, and slows down the one step for which it is on. Up to Python 3.11, it slows all bytecode down:
-a loop in pure Python took 1.7 times as long.
-
-Profiles an evaluation and a checkpoint, so that a report says which function takes their time.
+profiler sees every call, and slows down the one step for which it is on. Up to Python 3.11, it slows all bytecode
+down: a loop in pure Python took 1.7 times as long. From 3.12 on, `sys.monitoring` does the same for one thread only.
 
 The first long evaluation is profiled from LATE_NS on, or else the second one from its beginning, or its end if it is
 long; of checkpoints the second one. After that, so rarely that it costs little.

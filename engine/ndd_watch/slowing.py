@@ -1,39 +1,25 @@
 """What makes steps slower: kept graphs, garbage, what grows, large tables and denormal numbers.
 
-Tells when steps have become slower, so that another close look at one shows what has grown meanwhile.
+Kept graphs: `total += loss` keeps the autograd graphs of earlier steps. The graph of a step is freed when nothing of
+the step refers to it any more. A mark in the metadata of some of its nodes is freed with it, so a mark that still
+exists tells that its graph does. Looking at a loss costs a few microseconds, and keeps nothing. Where a state is
+carried from step to step, the graph of a loss contains those of earlier steps, and each backward pass takes longer.
+Nodes are numbered in the order in which they were made, so that a node with a number below that of an earlier loss is
+of an earlier step.
 
-Finds out whether a script keeps the autograd graphs of earlier steps, as `total += loss` does.
+Garbage: a collection holds the interpreter lock, so it stops the training whichever thread starts it. An exception
+that a signal handler raises in a callback of the collector is lost, Ctrl-C among them. So the callback is made of
+functions in C, which append the time of each begin and end to a list.
 
-The graph of a step is freed when nothing of the step refers to it any more. A mark in the metadata of some of its nodes
-is freed with it, so a mark that still exists tells that its graph does. Looking at a loss costs a few microseconds, and
-keeps nothing.
+What grows is counted in steps that are profiled, and again when steps have become slower. Only objects of exactly
+known types are looked at, see `looks`, and nothing is kept.
 
-Where a state is carried from step to step, the graph of a loss contains those of earlier steps, and each backward pass
-takes longer. Nodes are numbered in the order in which they were made, so that a node with a number below that of an
-earlier loss is of an earlier step.
+Large tables: embeddings whose gradient has a value for each row, although a step reads few of them. A table counts
+only if the graph of the loss shows that nothing else uses it: where it is also the weight of an output layer, all of
+its rows have a gradient. The same look at the graph tells which backend computes attention.
 
-Times Python's garbage collections, without code in Python that runs during one, and runs them at chosen steps.
-
-A collection holds the interpreter lock, so it stops the training whichever thread starts it.
-
-An exception that a signal handler raises in a callback of the collector is lost, Ctrl-C among them. So the callback is
-made of functions in C, which append the time of each begin and end to a list.
-
-How many numbers on the CPU are denormal, too small for full precision, where the processor is slow with them.
-
-Looks at a few values of parameters, their gradients and the state of optimizers, and copies nothing else. Processors
-differ, also by operation: some multiply denormal numbers as fast as others, and take long for their square roots.
-
-Counts what can grow while a model trains, so that each step takes longer than the one before.
-
-It looks in steps that are profiled, and only at objects of exactly known types, see `looks`. It keeps nothing.
-
-Embeddings whose gradient has a value for each row of a large table, although a step reads few of its rows.
-
-Hears the calls of modules in a profiled step, see `Modules.watch`. A table counts only if the graph of the loss shows
-that nothing else uses it: where it is also the weight of an output layer, all of its rows have a gradient.
-
-The same look at the graph tells which backend computes attention.
+Denormal numbers are too small for full precision, and some processors are slow with them, which differs by operation.
+A few values of parameters, their gradients and the state of optimizers are looked at.
 """
 
 from __future__ import annotations

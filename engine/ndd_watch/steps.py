@@ -1,9 +1,7 @@
 """Counts the steps of the thread that trains, with an optimizer or without, and decides which are timed by phase.
 
-Counts the steps of the thread that trains, and decides which of them are timed by phase.
-
-A step ends where the optimizer steps, see `Ends`. Without an optimizer, gradients that are zeroed after a backward pass
-end it, and without that every backward pass does. A compiled optimizer is not heard, which is the same. Further
+A step ends where the optimizer steps, see `Ends`. Without an optimizer, gradients that are zeroed after a backward
+pass end it, and without that every backward pass does. A compiled optimizer is not heard, which is the same. Further
 backward passes of the only optimizer are micro-steps.
 
 Timing the phases of a step costs 0.06 to 0.3 ms, mostly because our code is no longer in the caches of the processor.
@@ -13,10 +11,9 @@ only, and is irregular: where a loader has four workers, every fourth batch may 
 Ranks that exchange data are compared step by step. A rank that times fewer steps times some of those that the others
 time, and windows end at multiples of powers of two, without a word between the ranks.
 
-Training without an optimizer and without `backward`: gradients of `torch.autograd.grad`, and updates by hand.
-
-A call is a backward pass of a training if the tensors that it differentiates by have been changed in place since an
-earlier call. Those of an attack or a saliency map are new each time, and beside a penalty there is an optimizer.
+A training may also use gradients of `torch.autograd.grad`, and update by hand. Such a call is a backward pass of a
+training if the tensors that it differentiates by have been changed in place since an earlier call. Those of an attack
+or a saliency map are new each time, and beside a penalty there is an optimizer.
 """
 
 from __future__ import annotations

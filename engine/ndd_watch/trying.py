@@ -1,24 +1,20 @@
 """A process of a trial: it trains in runs on command, changes nothing outside, and has changes applied to it.
 
-Lets a loop train in runs, on command. The loop asks its gate before the first step and after each one.
-
-The process that measures sends one command per line, and gets one answer: to {"do": "train"} when the run has ended, to
-any other the facts. Between two runs the loop waits in its gate, and what it has started stands still.
-
-What the script does outside its working directory: files that it writes, hosts that it talks to, and programs.
-
-A trial runs in a copy of that directory; what happens elsewhere is real. Python reports what it opens to an audit hook,
-torch.save to our own. Writes in C or Rust without Python are not seen. A process that the script forks has the hook,
-too; another program does not, so it is named, or refused.
-
-A process of a trial: the script trains in runs when it is told to, with changes applied to it.
-
 NDD_WATCH_TRY holds {"socket": path, "sides": [{key: value}, …], "given": {key: value}, "original": folder, "outside":
 bool, "seeded": bool}. These are the changes of each side of this process (none for the baseline), arguments and
 variables that it was started with, and the folder whose copy it runs in. The last two say whether it may write
 elsewhere, and whether a script that sets no seed gets one.
-Each rank connects and says which one it is. A run begins and ends at the end of a step. The process ends without
-running the rest of the script, which could write where it should not.
+
+Each rank connects and says which one it is. The loop asks its gate before the first step and after each one. The
+process that measures sends one command per line, and gets one answer: to {"do": "train"} when the run has ended, to
+any other the facts. A run begins and ends at the end of a step. Between two runs the loop waits in its gate, and what
+it has started stands still. The process ends without running the rest of the script, which could write where it should
+not.
+
+A trial runs in a copy of the working directory; what happens elsewhere is real: files that it writes, hosts that it
+talks to, and programs. Python reports what it opens to an audit hook, torch.save to our own. Writes in C or Rust
+without Python are not seen. A process that the script forks has the hook, too; another program does not, so it is
+named, or refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""`observe()`: a script observes itself, also through the callbacks of frameworks.
+"""`observe()`: a script observes itself, and says what hooks on torch cannot know.
 
-`observe()`: a script observes itself, and says what hooks on torch cannot know.
-
-What the callbacks share: an observation from the beginning of each training to its end, which never raises.
+The callbacks of frameworks observe from the beginning of each training to its end, and never raise.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
 """Runs in this process: training, trials and predictions, and the records of runs.
 
-Recorded runs: events, state, configuration and checkpoints of a run, live or finished.
-
-Trains in this process, without a screen.
-
-Measure a change in an A/B trial, and predict memory and step time.
-
-`--resume-or-start`: what the same command does with a run that may exist already, for jobs that are requeued.
+A recorded run, live or finished, offers its events, state, configuration and checkpoints. `--resume-or-start` is here
+as well: what the same command does with a run that may exist already, for jobs that are requeued.
 """
 
 from __future__ import annotations

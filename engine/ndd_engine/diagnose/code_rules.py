@@ -1,10 +1,7 @@
-"""The user's own code: its functions, modes and settings, and what it does without need.
+"""The user's own code: its functions, settings and modes that are not in effect, and what it does without need.
 
-Settings that are not in effect, and modes and waits of observed scripts.
-
-Functions of the user's own code and what they call: in a step, in an evaluation, in a checkpoint.
-
-What a training does without need: gradients of whole tables, graphs that stay, DataParallel.
+Functions are those of a step, an evaluation or a checkpoint. Without need are gradients of whole tables, graphs that
+stay, and DataParallel.
 """
 
 from __future__ import annotations

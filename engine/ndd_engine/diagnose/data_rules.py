@@ -1,8 +1,7 @@
-"""Data: why steps wait for it, and passes over it.
+"""Data: why steps wait for it or loader workers slow the model down, and passes over it.
 
-Passes over the data: what happens where one begins, and whether it gives each item once.
-
-Data loading: why steps wait for data or loader workers slow the model down. At most one finding per run.
+At most one finding of a run is about loading. Of a pass over the data, the rules know what happens where it begins,
+and whether it gives each item once.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The GPU: from its counters and phases, and from a capture.
 
-GPU: copies, launches, synchronisation, other processes, clocks, allocator, number formats, cuDNN.
-
-The rules apply to runs on a GPU only.
-
-What a capture of a GPU shows beside the causes that have rules of their own, and what a trace does not show.
+Copies, launches, synchronisation, other processes, clocks, allocator, number formats and cuDNN, and what a capture
+shows beside them. The rules apply to runs on a GPU only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The model: its own time, and its losses, gradients and weights that are not finite.
 
-The model's own time: Python between operators, small micro-batches, loops, compilation, deterministic mode.
-
-Losses, gradients and weights that are not finite, and the updates that are skipped because of them.
+Its time is spent in Python between operators, in small micro-batches, loops, compilation or deterministic mode.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Training that becomes slower, and whether a noisy curve grows.
+"""Training that becomes slower: how much, in which phase, and what has grown meanwhile.
 
-Whether a noisy curve grows: a robust slope with an interval, told from noise and from a rise at one moment.
-
+Whether a noisy curve grows is told by a robust slope with an interval, apart from noise and from a rise at one moment.
 The slope is the median of the slopes between all pairs of points (Theil and Sen), its interval that of Sen. A rise at
 one moment is the median of the differences of all pairs from both sides of it (Hodges and Lehmann). The points are
 those of equal parts of the curve, since neighbouring values of a measurement are alike.
-
-Training that becomes slower: how much, in which phase, and what has grown meanwhile.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The processes of a run: what ends them or keeps them from going on, and its ranks.
 
-What ends a run or keeps it from going on: no progress, processes that died, and more and more open files.
-
-Several ranks: stragglers, exposed communication, and ranks whose speeds vary.
+A run makes no progress, processes die, or more and more files are open. Of several ranks, the rules name stragglers,
+exposed communication, and ranks whose speeds vary.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """The machine: its CPU cores and memory, and its GPUs with their published specifications.
 
-CPU cores and memory available to this process, after affinity and control groups, with reasons.
-
-GPUs and the machine: names, memory, processes, the reason for every value, and published specifications.
+Cores and memory are those available to this process, after affinity and control groups. Each value has its reason.
 """
 
 from __future__ import annotations

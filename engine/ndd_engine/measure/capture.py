@@ -1,11 +1,8 @@
-"""Profiles steps while they train: with torch's profiler, and which functions take the time.
+"""Profiles steps while they train: which functions take the time, and, on request, what torch's profiler sees.
 
-Profiles single steps of a loop, to name the functions that take the time. Nothing here raises into the training.
-
-Python's profiler sees every call, and slows a step down. A profiled step is therefore a window of its own, marked as
-profiled, so that it is part of no statistics.
-
-Profiles a few whole optimizer steps with torch.profiler while they train, on request or every so many steps.
+Python's profiler sees every call, and slows a step down. A step that it profiles is therefore a window of its own,
+marked as profiled, so that it is part of no statistics. A capture with torch.profiler takes a few whole optimizer
+steps, on request or every so many steps. Nothing here raises into the training.
 """
 
 from __future__ import annotations

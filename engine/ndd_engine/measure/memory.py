@@ -1,12 +1,7 @@
-"""Memory: which errors mean that it ran out, which lines allocate it, and what is kept.
+"""Memory: which errors mean that it ran out, which lines allocate it, and what a process keeps.
 
-Which errors mean that memory ran out.
-
-Which lines of a program allocated GPU memory, from the stacks that torch's memory history records.
-
-Which lines allocate GPU memory, from torch's memory history; a memory snapshot when it runs out.
-
-A look at what a process keeps, as an event of the record, with the lines of the source where it grows.
+Lines that allocate GPU memory come from the stacks of torch's memory history; a snapshot is written when the memory
+runs out. A look at what a process keeps is an event of the record, with the lines of the source where it grows.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """A profiler capture by module and line, and the event with all that it shows.
 
-Time of forward and backward by module, and by the line that calls it, from the events of a profiler capture.
-
 Hooks note when each module begins and ends, which attributes the operators of forward. An operator of forward and the
 node of backward that belongs to it have the same autograd sequence number, which attributes backward. On a GPU, a
 kernel belongs to the module whose operator launched it.
-
-The event of a profiler capture, from what the profiler recorded and what the process noted on its own clock.
 """
 
 from __future__ import annotations

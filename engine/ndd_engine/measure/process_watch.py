@@ -1,10 +1,7 @@
-"""Watches the processes of a run from outside: progress, their children, and open descriptors.
+"""Watches the processes of a run from outside: progress, the ends of their children, and open descriptors.
 
-Counts the open descriptors of a process from outside, and tells of which kind the newest are.
-
-The processes that training processes start, such as loader workers: how they end, and what they had last.
-
-Watches the processes of a run from outside: progress, the ends of their children, and open descriptors.
+Of children such as loader workers it knows how they end, and what they had last; of descriptors how many are open, and
+of which kind the newest are.
 """
 
 from __future__ import annotations

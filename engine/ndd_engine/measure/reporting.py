@@ -1,13 +1,8 @@
-"""What a loop reports while it trains: windows, losses, memory, its FLOPs, and stalls.
+"""What a loop reports while it trains: windows, losses, memory, recompilations, collections, stalls, and its FLOPs.
 
-Reads losses back from the device without waiting for it.
-
-The loss of every step is kept as a tensor and every N steps all of them are copied to the host at once. On a GPU the
-copy is asynchronous and is read when its event is done.
-
-Turns measurements into events while a loop trains: windows, memory, recompilations, collections, stalls.
-
-Counts FLOPs and bytes of one forward and backward pass, and compares them with the GPU's published peak.
+Losses are read without waiting for the device: each is kept as a tensor, and every N steps all of them are copied to
+the host at once. On a GPU the copy is asynchronous, and is read when its event is done. FLOPs and bytes of one forward
+and backward pass are counted, and compared with the GPU's published peak.
 """
 
 from __future__ import annotations

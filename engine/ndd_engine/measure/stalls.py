@@ -1,13 +1,8 @@
-"""Processes that make no progress: their stacks, what they wait for, and why.
-
-Reads the Python stack of another process from outside, with py-spy, which neither stops nor changes it.
-
-Why processes stand still, in words: which of them waits for what, and what to change.
-
-Watches whether processes that train make progress, and names what they wait for where they do not.
+"""Processes that make no progress: their stacks, what they wait for, and what to change.
 
 Progress is a step or another phase. Processor time and transferred bytes of a process or its children are progress of
-another kind: a compilation or an evaluation is told later, and as what it is.
+another kind: a compilation or an evaluation is told later, and as what it is. Stacks are read from outside with
+py-spy, which neither stops nor changes the process.
 """
 
 from __future__ import annotations

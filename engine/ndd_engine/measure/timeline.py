@@ -1,13 +1,9 @@
-"""What a GPU did in a profiler capture: its work, and busy and idle time by cause.
+"""What a GPU did in a profiler capture: busy time, and idle time by cause.
 
-What an event on a GPU is: kernel, copy, fill or collective, of CUDA and ROCm, and what launched it.
-
-Computes busy time and idle time by cause from the events of a profiler capture.
-
-A GPU is busy while a kernel, a copy or a memory fill runs on it. Without a GPU, compute is busy while an operator runs
-in a phase that computes; operators that make a batch count as waiting for data. All other time is idle. If the next
-kernel had been launched before a gap began, the gap is between queued kernels; otherwise its cause is what the host was
-doing then.
+A GPU is busy while a kernel, a copy or a memory fill runs on it, of CUDA or ROCm. Without a GPU, compute is busy while
+an operator runs in a phase that computes; operators that make a batch count as waiting for data. All other time is
+idle. If the next kernel had been launched before a gap began, the gap is between queued kernels; otherwise its cause
+is what the host was doing then.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A run from another terminal: control of a live one, and deleting those that have ended.
 
-control.sock: controls a live run from another terminal. Request and answer are one line of JSON each.
-
-Deletes runs: whole folders below the folder of the runs, and never one that a process writes.
+Requests to a live run go through its control.sock; request and answer are one line of JSON each. Whole folders are
+deleted, only below the folder of the runs, and never one that a process writes.
 """
 
 from __future__ import annotations

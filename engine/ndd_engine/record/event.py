@@ -1,13 +1,7 @@
 """What all events share, and the events about processes and ranks.
 
-What all events share: the base class, which is a line of JSON, and the types of their fields.
-
-A record may come from a damaged disk or from somebody else, so every value is checked when it is read. Count, Figure,
-Flag and Time are int, float and bool for type checkers.
-
-Events about the processes of a run: one stands still, has died, opens more and more files, or keeps what grows.
-
-What the ranks of a run with several did: each by itself, all in the same steps, and over the recent windows.
+An event is a line of JSON. A record may come from a damaged disk or from somebody else, so every value is checked when
+it is read. Count, Figure, Flag and Time are int, float and bool for type checkers.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""The directory of a run: its files, its lock, the list of runs, and the source of its script.
+"""The directory of a run: its files, its lock, opening it for writing, the list of runs, and the source of its script.
 
-The directory of a run: its files, its lock, opening it for writing, and the list of runs.
+    runs/<name>/  config.toml  events.jsonl  console.log  checkpoints/  control.sock  lock
 
-runs/<name>/  config.toml  events.jsonl  console.log  checkpoints/  control.sock  lock
-A run of somebody else's script has command.json and ranks/ instead of config.toml and checkpoints/.
-
-The source of a script as it was when its run began: the commit of its repository, and its files, for a diff.
+A run of somebody else's script has command.json and ranks/ instead of config.toml and checkpoints/. The source of a
+script is kept as it was when its run began: the commit of its repository, and its files, for a diff.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The state of a run as an immutable value, with its step time from the beginning on.
+"""The state of a run as an immutable value, folded from its events.
 
-The step time of a run from its beginning on, in a bounded number of points.
-
-The state of a run as an immutable value, folded from its events.
+The step time from the beginning on is kept in a bounded number of points.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Reads files that torch has written elsewhere: traces, and memory snapshots.
 
-Reads a trace that torch.profiler wrote: JSON, plain or gzipped, of 2021 and later, CUDA and ROCm.
-
-Reads a memory snapshot that `torch.cuda.memory._dump_snapshot()` wrote: a pickle, plain or gzipped.
-
-A pickle can run any code when it is loaded. A snapshot consists of dicts, lists, strings and numbers only, so
-everything else is refused. A subprocess with limited memory loads the file first: a damaged pickle can also ask for
-more memory than the machine has, or crash the interpreter.
+A trace is JSON of torch.profiler, plain or gzipped, of 2021 and later, CUDA and ROCm. A memory snapshot is a pickle of
+`torch.cuda.memory._dump_snapshot()`, plain or gzipped. A pickle can run any code when it is loaded. A snapshot
+consists of dicts, lists, strings and numbers only, so everything else is refused. A subprocess with limited memory
+loads the file first: a damaged pickle can also ask for more memory than the machine has, or crash the interpreter.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""The command of a script: what it is, how it is started, and its output.
+"""The command of a training script: whether the observer can get into it, scratch copies, start and output.
 
-The command of a training script, whether the observer can get into it, and scratch copies of its folder.
-
-Starts the command in a session of its own, on a pseudo-terminal or with the streams of this process.
-
-Streams of this process that are a terminal are replaced by the pseudo-terminal, so that colours and progress bars keep
-working, and so that the command survives when the terminal is lost. Other streams go through unchanged.
-
-The output of a script: into console.log, and to a stream as it is.
+It starts in a session of its own. Streams of this process that are a terminal are replaced by a pseudo-terminal, so
+that colours and progress bars keep working, and so that the command survives when the terminal is lost. Other streams
+go through unchanged. The output goes into console.log, and to a stream as it is.
 """
 
 from __future__ import annotations

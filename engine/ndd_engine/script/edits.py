@@ -1,22 +1,11 @@
-"""The edit of the user's file that makes a measured change, and what it changes in the first losses.
+"""The edit of the user's file that makes a measured change: by file and line, as a diff, applied on request.
 
-Text of Python source that is changed at the places of its syntax nodes.
+Only edits that leave no doubt are made; text is changed at the places of its syntax nodes. They concern arguments of a
+call at a known place, settings of torch after its import, statements about the model after its optimizer is made, and
+the lines of the training loop, which is found by its only backward pass. Everything else is described in words.
 
-Edits of the statements of a training loop: around its forward pass and loss, of its copies, and after its step.
-
-The loop is found by its only backward pass. Each function returns None where anything is in doubt.
-
-The edit of the user's file that makes a measured change: by file and line, as a diff, applied on request.
-
-Only edits that leave no doubt are made. They concern arguments of a call at a known place, settings of torch after its
-import, statements about the model after its optimizer is made, and the lines around the backward pass. Everything else
-is described in words.
-
-Starts processes for their first losses: with a change, without it, and with the edit that makes it.
-
-The edit of a script is tried before it is shown: an edited scratch copy trains, as the change did that was measured.
-
-Its losses have to be those of the script with the change made from outside, and the change has to be in effect.
+An edit is tried before it is shown: an edited scratch copy trains. Its first losses have to be those of the script
+with the change made from outside, and the change has to be in effect.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Follows the records of a script's processes, with the captures that they write.
+"""Follows the records of a script's processes, and puts the events of the run into its record.
 
-Reads the traces of profiler captures that a script's processes have written on request.
-
-Follows the records of a script's processes and puts the events of the run into its record.
+The traces of profiler captures that the processes have written on request are read here, too.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Reads what observed processes share: their records, by rank, and samples of their stacks.
 
-Reads what observed processes share: one memory per process (see `ndd_watch.mapped`), as lines in their order.
-
-A process writes rows and lengths of its steps, and a line where a window of them ends. Here they are joined to a line
-with the figures of the window. What a process had not told when it was gone is in its memory, up to its last step.
-
-The ranks of a script: what each tells for their comparison, which one ended first, and whether they start again.
-
-Samples the stacks of observed processes from outside: which lines they are at, by phase.
+Each has one memory (see `ndd_watch.mapped`), with lines in their order. A process writes rows and lengths of its
+steps, and a line where a window of them ends. Here they are joined to a line with the figures of the window. What a
+process had not told when it was gone is in its memory, up to its last step. Of ranks, it is known which one ended
+first, and whether they start again. Stacks are sampled from outside: which lines the processes are at, by phase.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
-"""What a run executes that observes a script, and requests to its processes.
+"""What a run executes that observes a script: a command that it starts, or a process that observes itself.
 
-Passes requests on to the processes of a script: to pause, save a checkpoint, evaluate, or take a profiler capture.
-
-They are integers in the memory of each process, see `ndd_watch.emit`. Ranks obey after the same step, which is far
-enough ahead for all of them to have seen the request.
-
-What a run executes that observes a script: a command that it starts, or a process that observes itself.
+Requests are passed on to the processes: to pause, save a checkpoint, evaluate, or take a profiler capture. They are
+integers in the memory of each process, see `ndd_watch.emit`. Ranks obey after the same step, which is far enough ahead
+for all of them to have seen the request.
 
 `python -m ndd_engine.script.script_run FOLDER PID` records a script that called `observe()`. The events come from the
 observer's records.

@@ -1,9 +1,7 @@
 """Checkpoints: everything a run needs to resume bit for bit, and export of the weights.
 
-Checkpoints: everything a run needs to resume bit for bit, written so that a crash never destroys a good one.
-
-A checkpoint is a folder, written by one process or by several ranks. It is loaded by any number of ranks, replicated
-(DDP) or sharded (FSDP2):
+A checkpoint is a folder, written by one process or by several ranks, so that a crash never destroys a good one. It is
+loaded by any number of ranks, replicated (DDP) or sharded (FSDP2):
 
     step-00001200/
         manifest.json       step, time and metric; size and SHA-256 of every other file
@@ -11,8 +9,7 @@ A checkpoint is a folder, written by one process or by several ranks. It is load
         __0_0.distcp        entries that rank 0 wrote: its tensors and shards, and all that is not a tensor
 
 The folder is written under a temporary name, synced and renamed: what a crash leaves is recognised by its name.
-
-Writes the weights of a checkpoint to a file that plain torch or safetensors loads.
+Weights are exported to a file that plain torch or safetensors loads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The state of a training: what a checkpoint contains, and what a forward pass changes.
 
-Saves and restores what a forward pass that does not count changes: random generators, buffers, extra states.
-
-The state in a checkpoint: what it may contain, and how its tensors are separated from the rest and put back.
+In a checkpoint, tensors are separated from the rest, and put back. A forward pass that does not count changes random
+generators, buffers and extra states, which are restored after it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,7 @@
-"""The request for a trial, what is measured of each side, and the result.
+"""The request for a trial, its progress, what is measured of each side, and the result in figures and in one sentence.
 
-The request for a trial, its progress, and what is measured of each side.
-
-Finds the period of step times, such as of a script that plays before each 16 updates: runs are whole periods.
-
-A run with one such long step more than another one would differ from it by more than any setting.
-
-The result of a trial in figures and in one sentence, and how much pairs of processes differ on this machine.
+Runs are whole periods of the step times, such as of a script that plays before each 16 updates. A run with one such
+long step more than another one would differ from it by more than any setting.
 """
 
 from __future__ import annotations

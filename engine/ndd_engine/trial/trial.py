@@ -1,17 +1,13 @@
 """A trial: candidate vs. baseline on this machine, from the paused runs to the stored result.
 
-Keeps the device free while a trial measures: one trial at a time, and live runs paused and always resumed.
-
-A pause carries the id of this process: the paused run watches it and resumes by itself if this process dies.
-
-Writes the result of a trial to the record of its run: through the run if it is live, else directly to its log.
-
-A trial: candidate vs. baseline on this machine, in ABBA blocks of one process or of several pairs of processes.
-
 One process switches between both sides where the change allows it. Otherwise each side has a process of its own, and
-pairs of them are started again and again. The candidate of the first pair is prepared first and alone, so
-that an out-of-memory error is its own; the baseline's process only imports meanwhile. If both do not fit into memory at
-once, only one process is open at a time.
+pairs of them are started again and again. The candidate of the first pair is prepared first and alone, so that an
+out-of-memory error is its own; the baseline's process only imports meanwhile. If both do not fit into memory at once,
+only one process is open at a time.
+
+The device stays free meanwhile: one trial at a time, and live runs paused and always resumed. A pause carries the id
+of this process: the paused run watches it and resumes by itself if this process dies. The result is written to the
+record of its run, through the run if it is live.
 """
 
 from __future__ import annotations

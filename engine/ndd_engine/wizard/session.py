@@ -1,10 +1,6 @@
-"""The wizard: from the answers to the configuration, verified by training.
+"""The wizard: from the answers to the configuration as commented TOML, verified by training. Does not import torch.
 
-The wizard from the answers to the configuration as commented TOML. Does not import torch.
-
-Verifies proposals by training each for a few seconds, and says which to recommend. Does not import torch.
-
-The present configuration stays unless another is shown to be better.
+Each proposal trains for a few seconds. The present configuration stays unless another is shown to be better.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Anti-spoofing: an SE-ResNet on log-mel spectrograms tells real speech from copies made by an algorithm.
 
-Speech as tensors: log-mel spectrograms, resampling, synthetic voices, Griffin-Lim copies, augmentation.
-
+Speech becomes tensors by log-mel spectrograms, resampling, synthetic voices, Griffin-Lim copies and augmentation.
 Waveforms are float32 in -1..1. Random functions take a generator, see `seeded`.
 
-A factory like your own; docs/own-model.md describes what it may return.
+The factory is like your own; docs/own-model.md describes what it may return.
 """
 
 from __future__ import annotations

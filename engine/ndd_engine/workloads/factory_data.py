@@ -1,8 +1,7 @@
-"""Calls the factory of the configured workload, and prepares the data that it returned.
+"""Calls the factory of the configured workload, reads the parts that it returned, and prepares their data.
 
-The data that a factory returned: its order, split for evaluation, tried once, and ready for the loader.
-
-Calls the factory of the configured workload and reads the parts that it returned, with everything wrong in them.
+Everything wrong in the parts is told at once. The data gets its order, is split for evaluation, tried once, and made
+ready for the loader.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """The factory of a workload: the module where it is, and what it receives.
 
-The module of a user's own workload: checked without importing it, then imported. Imports no torch.
-
-What a factory receives, `Settings`, and the size of the configured data with the mistakes in it.
-
-Imports no torch, so that data can be read and refused before torch is imported.
+The module of a user's own workload is checked without importing it, then imported. `Settings` also checks the size of
+the configured data. Imports no torch, so that data can be read and refused before torch is imported.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
 """Where batches come from: item sources, and streams.
 
-Item sources: encoded for every batch, encoded once and cached, or gathered from tensors in memory.
-
-All of them create the same batches; only the time differs.
-
-Batches of an IterableDataset, in this process or by workers, with a position that a checkpoint restores.
+Items are encoded for every batch, encoded once and cached, or gathered from tensors in memory; all of this creates the
+same batches. Batches of an IterableDataset come from this process or from workers, with a position that a checkpoint
+restores.
 """
 
 from __future__ import annotations

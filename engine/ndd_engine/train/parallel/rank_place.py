@@ -1,18 +1,15 @@
-"""The place of this process among the ranks, and the process that starts them.
-
-The place of this process among the ranks, texts that they leave for each other, and why a rank cannot go on.
+"""The place of this process among the ranks, texts that they leave for each other, and the process that starts them.
 
 The place comes from the environment that torchrun and other launchers set. Ranks that `ndd-console train --ranks`
-started are processes of one host and leave files: these outlive the rank that holds the store, and can be read while it
-is stopped. Under another launcher texts are keys of the store.
-
-The process that starts the ranks of `ndd-console train --ranks`, by torch's elastic launcher, and restarts them.
+started are processes of one host and leave files: these outlive the rank that holds the store, and can be read while
+it is stopped. Under another launcher texts are keys of the store.
 
     python -m ndd_engine.train.parallel.rank_place RANKS RESTARTS FOLDER COMMAND...
 
-It does not depend on the console, and holds a lock on the run while ranks restart. SIGINT and SIGTERM are passed on to
-the ranks, which save a checkpoint and stop; further ones stop them immediately, and kill those that do not. If the
-ranks end without recording why, it records which of them failed first.
+starts the ranks of `ndd-console train --ranks` by torch's elastic launcher, and restarts them. It does not depend on
+the console, and holds a lock on the run while ranks restart. SIGINT and SIGTERM are passed on to the ranks, which save
+a checkpoint and stop; further ones stop them immediately, and kill those that do not. If the ranks end without
+recording why, it records which of them failed first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""All optimizers of a run, and what a factory's own `step` receives as `train`.
+"""All optimizers of a run as one, with their schedules, gradient clipping and mixed precision.
 
-All optimizers of a run as one, with their schedules, gradient clipping and mixed precision.
-
-What a factory's own `step` and its callbacks receive as `train`.
+A factory's own `step` and its callbacks receive them as `train`.
 """
 
 from __future__ import annotations
