@@ -372,9 +372,9 @@ class ChildServer:
     def _error(self, error: BaseException) -> Json:
         if isinstance(error, ChildError):
             return {"error": str(error), "kind": error.kind, "status": error.status}
-        from ndd_engine.train.failures import told
+        from ndd_engine.train.failures import kind_and_text
 
-        kind, text = told(error)
+        kind, text = kind_and_text(error)
         if not isinstance(error, NddError):
             return {"error": text, "kind": kind}
         return {"error": text if self.one_line else str(error), "kind": kind, "status": error.exit_status}

@@ -46,12 +46,12 @@ POLL_S = 0.05
 
 
 class Requests:
-    """capture: called for a capture, and kept for a look at what is kept. wishes: what is asked of a framework."""
+    """capture, look: called for a profiler capture, for a look at what the process keeps. wishes: of a framework."""
 
     def __init__(
-        self, steps: Steps, capture: Callable[[], None], kept: Callable[[], None], wishes: Wishes
+        self, steps: Steps, capture: Callable[[], None], look: Callable[[], None], wishes: Wishes
     ) -> None:
-        self._steps, self._capture, self._kept, self._wishes = steps, capture, kept, wishes
+        self._steps, self._capture, self._look, self._wishes = steps, capture, look, wishes
         self._done = [0] * REQUEST
 
     def look(self) -> None:
@@ -66,11 +66,11 @@ class Requests:
             return
         self._done, self._steps.gate = asked, None
         _, holder, *once = asked
-        capture, checkpoint, evaluate, kept = (new != old for new, old in zip(once, before[2:]))
+        capture, checkpoint, evaluate, look = (new != old for new, old in zip(once, before[2:]))
         if capture:
             self._capture()
-        if kept:
-            self._kept()
+        if look:
+            self._look()
             # What it takes is in no step.
             t = now()
             rest[S[CURRENT]] += t - S[LAST]
@@ -154,7 +154,7 @@ class Emitter:
         # The device on which the model was described.
         self._described: Any = None
         # Failures that were recorded.
-        self._told: set[str] = set()
+        self._reasons: set[str] = set()
         # Values on a GPU, as they were a window ago.
         self._late: dict[str, float | None] = {}
 
@@ -197,8 +197,8 @@ class Emitter:
         self.put("mark", kind=kind, step=self.step if step is None else step, text=text, data=data)
 
     def _once(self, text: str, reason: str) -> None:
-        if reason and text not in self._told:
-            self._told.add(text)
+        if reason and text not in self._reasons:
+            self._reasons.add(text)
             self.mark("warning", f"{text}: {reason}")
 
     # The run.
@@ -442,7 +442,7 @@ class Emitter:
     def memory(self) -> None:
         """Record the counters of the CUDA allocator."""
         device = self._steps.device
-        if device is None or device.type != "cuda" or _UNMEASURED in self._told:
+        if device is None or device.type != "cuda" or _UNMEASURED in self._reasons:
             return
         try:
             self.put("memory", **allocator(device))

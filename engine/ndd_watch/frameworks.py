@@ -43,7 +43,7 @@ class Frameworks:
 
     def __init__(self, put: Put, known: Known, wishes: Wishes, probes: Probes) -> None:
         self._put, self._known, self._wishes, self._probes = put, known, wishes, probes
-        self._heard: set[str] = set()
+        self._modules_heard: set[str] = set()
 
     def look(self) -> None:
         """Hear the frameworks that the script has imported by now."""
@@ -52,8 +52,8 @@ class Frameworks:
             *((name, _event_of_lightning, lightning) for name in _LIGHTNING),
         ):
             module = sys.modules.get(name)
-            if name not in self._heard and type(module) is ModuleType:
-                self._heard.add(name)
+            if name not in self._modules_heard and type(module) is ModuleType:
+                self._modules_heard.add(name)
                 found = vars(module).get("CallbackHandler", module)  # somebody's own module may have the name
                 function = vars(found).get("call_event" if name == _TRANSFORMERS else "_call_callback_hooks")
                 if function is not None:

@@ -338,7 +338,7 @@ class Hooks:
                 line = None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
                 steps.retained.hear(loss, retains is True and not creates, line)
         if wanted or tables is not None or not steps.loss_due:
-            steps.aside(now() - begin)
+            steps.leave_out(now() - begin)
         if self._origin.active:
             self._origin.loss(loss, sys._getframe(1))
         if not steps.scaled:
@@ -635,7 +635,7 @@ class Hooks:
                         del steps.phases[:]
                         self.modules.reset()
                 steps.closure = False
-                steps.heard += 1
+                steps.optimizer_steps += 1
                 steps.remember(optimizer)
                 steps.stepped(key, t)
             except Exception as error:  # noqa: BLE001
@@ -660,14 +660,14 @@ class Hooks:
         steps, looks, before = self.steps, self._looks, [0]
 
         def begins(_probe: Any, zero: int) -> int:
-            before[0] = steps.heard + S[DONE]
+            before[0] = steps.optimizer_steps + S[DONE]
             return zero
 
         def ended(frame: Any) -> None:
             if S[TRAINER] != get_ident() or not steps.scaled:
                 return
             given = frame.f_locals
-            if steps.heard + S[DONE] == before[0]:
+            if steps.optimizer_steps + S[DONE] == before[0]:
                 steps.finite.updated(True, S[DONE])
                 optimizer = given["optimizer"]
                 steps.remember(optimizer)

@@ -71,7 +71,7 @@ class Observer:
         self.learning = Learning(self.looks)
         self.wishes = Wishes()
         self.frameworks = (
-            Frameworks(self.told, self.known, self.wishes, self.hooks.probes) if frameworks else None
+            Frameworks(self.note, self.known, self.wishes, self.hooks.probes) if frameworks else None
         )
         # Where the steps of threads end that do not train at present.
         self._others: dict[int, Ends] = {}
@@ -227,7 +227,7 @@ class Observer:
                 self._count_elsewhere(sum(self._others.setdefault(me, Ends()).stepped(key_of(optimizer))))
             return
         silent = clock.now() - S[clock.LAST] > SILENT_NS
-        if not (self.steps.heard or S[DONE] or S[ELSEWHERE]) or silent:
+        if not (self.steps.optimizer_steps or S[DONE] or S[ELSEWHERE]) or silent:
             # The first backward pass was somebody else's, or that thread does not train any more.
             mine = self._others.pop(me) if me in self._others else Ends()
             self._others[S[TRAINER]], self.steps.ends = self.steps.ends, mine
@@ -281,7 +281,7 @@ class Observer:
                         return self.looks.device(parameter)
         return None
 
-    def told(self, kind: str, /, **body: Any) -> None:
+    def note(self, kind: str, /, **body: Any) -> None:
         """Record what a framework says at the current step."""
         self.emitter.say(kind, S[DONE] if self._done is None else self._done, **body)
 
@@ -314,7 +314,7 @@ class Observer:
         if S[TRAINER] == get_ident():
             self._asides.overdue()
 
-    def heard(self, event: str, given: tuple[Any, ...]) -> None:
+    def audit(self, event: str, given: tuple[Any, ...]) -> None:
         """Python tells an audit hook what it does."""
         try:
             self.overdue()
@@ -333,7 +333,7 @@ class Observer:
                 if "_dynamo" in given[0].co_filename:
                     self.hooks.probes.known_to_compilers()
             else:
-                self.outside.heard(event, given)
+                self.outside.audit(event, given)
                 if event == "os.exec" and self.emitter.opened:  # nothing of this process remains
                     self._tell_outside()
         except Exception as error:
@@ -371,8 +371,8 @@ class Observer:
     def _tell_outside(self) -> None:
         """Record what the script does outside its folder, if there is more."""
         outside = self.outside
-        if outside.seen > outside.told:
-            outside.told = outside.seen
+        if outside.seen > outside.recorded:
+            outside.recorded = outside.seen
             self.emitter.script(outside=outside.to_dict())
 
     def _capture(self) -> None:
@@ -560,11 +560,11 @@ def install(frameworks: bool = True) -> Observer:
     trying.before_start(made)
     made.start()
 
-    def heard(event: str, given: tuple[Any, ...]) -> None:
+    def audit(event: str, given: tuple[Any, ...]) -> None:
         if event not in _UNHEARD:
-            made.heard(event, given)
+            made.audit(event, given)
 
-    sys.addaudithook(heard)
+    sys.addaudithook(audit)
     threading._register_atexit(made.ended)
     os.register_at_fork(after_in_child=made.forked)
     return made

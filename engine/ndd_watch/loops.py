@@ -84,12 +84,12 @@ class Ends:
         # Those whose place others have taken, the steps that they had ended, and those that the only one of the others
         # has ended since.
         self._gone: list[int] = []
-        self._gone_told = self._alone = 0
+        self._gone_rounds = self._alone = 0
         # Since these optimizers train together: steps of each of them, and those of the training.
         self._together: dict[int, int] = {}
-        self._told = 0
+        self._rounds = 0
         # Before that: the one that ended steps, and these steps; how many of the last ones are parts of one step.
-        self._earlier = self._earlier_told = 0
+        self._earlier = self._earlier_rounds = 0
         self._parts = 1
         # Steps without each of them, after one with it; whether each of their steps is one of the training, as of
         # optimizers that are chosen at random.
@@ -155,35 +155,35 @@ class Ends:
         counts = self.counts
         if not counts:
             self._ender = key
-            counts[key] = self._together[key] = self._alone = self._told = 1
+            counts[key] = self._together[key] = self._alone = self._rounds = 1
             return 1, 0
         missed = 0
         if key not in counts and key not in self._new:
             if key not in self._gone or self._alone > RARE:
                 self._new.append(key)
                 # Its only step before was part of the first one of those that seemed to have taken its place.
-                return 0, -(key in self._gone and self._gone_told == 1)
+                return 0, -(key in self._gone and self._gone_rounds == 1)
             # It was not replaced: the others step several times for one step of this.
             missed -= self._alone
             several = self._alone > 1
             self._begin([*self._gone, *counts], self._gone[-1] if several else next(reversed(counts)))
         elif self._new and key in self._new:
             # It steps again, and none of the earlier ones did: it has taken their place.
-            gone, new, told = list(counts), self._new, self._told
+            gone, new, told = list(counts), self._new, self._rounds
             self._begin(new, new[-1])
-            self._gone, self._gone_told, self._alone, missed = gone, told, len(new) == 1, 1
+            self._gone, self._gone_rounds, self._alone, missed = gone, told, len(new) == 1, 1
             self._ended = self._all - 2  # whatever those before did is right
         elif self._new:
-            earlier, told = self._ender, self._told + self._earlier_told
+            earlier, told = self._ender, self._rounds + self._earlier_rounds
             self._begin([*counts, *self._new], self._new[-1])
-            self._earlier, self._earlier_told = earlier, told
+            self._earlier, self._earlier_rounds = earlier, told
             self._behind = True
         counts = self.counts
         counts[key] += 1
         self._together[key] += 1
         if len(counts) == 1:
             self._alone += 1
-            self._told += 1
+            self._rounds += 1
             return 1, missed
         if self._apart:
             return 1, missed
@@ -193,11 +193,11 @@ class Ends:
             missed += self._judge(key)
         if key != self._ender:
             return 0, missed
-        self._told += 1
-        if self._told <= RARE and self._earlier_told:
+        self._rounds += 1
+        if self._rounds <= RARE and self._earlier_rounds:
             # The last of the earlier steps were parts of the first one that these optimizers have ended together.
             parts = self._since.get(self._earlier, 0)
-            if self._parts < parts <= self._earlier_told:
+            if self._parts < parts <= self._earlier_rounds:
                 missed -= parts - self._parts
                 self._parts = parts
         for one in self._before:
@@ -207,8 +207,8 @@ class Ends:
         if counts[key] >= MOST_COUNTED:
             self.counts = {one: count // 2 for one, count in counts.items()}
         others = [one for one in counts if one != key and one not in self._rare]
-        if self._told >= MOST_COUNTED // 2 and others and len(self._lengths) == TURN:
-            self._apart = all(5 * self._missing.get(one, 0) > self._told for one in others)
+        if self._rounds >= MOST_COUNTED // 2 and others and len(self._lengths) == TURN:
+            self._apart = all(5 * self._missing.get(one, 0) > self._rounds for one in others)
             if self._apart:
                 missed = self._all - self._all_before - 1 - (self._ended - self._ended_before)
         return 1, missed
@@ -233,7 +233,7 @@ class Ends:
         self.counts, self._together = dict.fromkeys(keys, 0), dict.fromkeys(keys, 0)
         self._ender, self._rare = ender, set()
         self._all_before, self._ended_before = self._all - 1 - len(self._new), self._ended
-        self._alone = self._told = self._gone_told = self._earlier = self._earlier_told = 0
+        self._alone = self._rounds = self._gone_rounds = self._earlier = self._earlier_rounds = 0
         self._parts, self._missing, self._apart, self._lengths = 1, {}, False, set()
         self._new, self._gone, self._since, self._before = [], [], {}, {}
         self._behind = False
@@ -259,8 +259,8 @@ class Ends:
         self._rare.add(ender)
         self._rare.discard(self._ender)
         # All of its steps since they train together are steps of the training, but this one, which is counted apart.
-        missed = max(self._together[self._ender] - (key == self._ender) - self._told, 0)
-        self._told += missed
+        missed = max(self._together[self._ender] - (key == self._ender) - self._rounds, 0)
+        self._rounds += missed
         missed += self._parts - 1
         self._parts, self._earlier = 1, 0
         return missed

@@ -198,7 +198,7 @@ class Modules:
             if self.sizes is not None:
                 begin = now()
                 self.sizes.model(module)
-                self._steps.aside(now() - begin)
+                self._steps.leave_out(now() - begin)
             if self.around and kind not in self._wrapped:
                 self._wrap(kind)
         if S[TIMED] <= 0:

@@ -68,7 +68,7 @@ class Listening:
         self._returns = returns
         self._tool: int | None = None
         self._thread = self._depth = 0
-        self._heard_by: Any = None
+        self._profiled_by: Any = None
 
     def begin(self) -> bool:
         """Begin on this thread; returns whether that is possible."""
@@ -81,10 +81,10 @@ class Listening:
                 return False
             _active.append(self)
             return True
-        heard = self._heard
+        profile = self._profile
         _active.append(self)
-        sys.setprofile(heard)
-        self._heard_by = heard  # from now on it makes way
+        sys.setprofile(profile)
+        self._profiled_by = profile  # from now on it makes way
         return True
 
     @property
@@ -101,11 +101,11 @@ class Listening:
         if self._tool is not None:
             tool, self._tool = self._tool, None
             free_tool(tool)
-        elif sys.getprofile() is self._heard_by:
+        elif sys.getprofile() is self._profiled_by:
             sys.setprofile(None)
-        self._heard_by = None
+        self._profiled_by = None
 
-    def _heard(self, frame: Any, event: str, value: Any) -> None:
+    def _profile(self, frame: Any, event: str, value: Any) -> None:
         if self not in _active:  # somebody has put it back
             sys.setprofile(None)
         elif event == "return":
@@ -203,7 +203,7 @@ def profiled() -> bool:
 def make_way() -> None:
     """A profile function is about to be set by the script: ours ends before."""
     for listening in _active:
-        if listening._heard_by is not None and listening._thread == get_ident():
+        if listening._profiled_by is not None and listening._thread == get_ident():
             listening.end()
 
 

@@ -202,7 +202,7 @@ class StepProfiler:
         self._loop: Any = None
         self._places: list[Place] = []
         self._replaced: Any = None
-        self._begun = self._aside = self._marks = 0
+        self._begun = self._left_out = self._marks = 0
         # Nanoseconds that the profiler adds to a call; measured once with built-in functions, and once without.
         self._added: float | None = None
         self._measured: dict[bool, float] = {}
@@ -224,7 +224,7 @@ class StepProfiler:
         kind = _KIND
         if kind is None:
             return "this Python has no profiler"
-        self._aside = self._marks = 0
+        self._left_out = self._marks = 0
         self._places = []
         self._spent, self._phases, self._lengths = {}, {}, {}
         try:
@@ -269,7 +269,7 @@ class StepProfiler:
 
     def leave_out(self, ns: int) -> None:
         """Time of a look at something within the step."""
-        self._aside += ns
+        self._left_out += ns
 
     def mark(self, phase: str) -> None:
         """A phase ends: functions that have ended since the last mark belong to it."""
@@ -291,7 +291,7 @@ class StepProfiler:
                 phases = self._phases.setdefault(id(code), {})
                 phases[phase] = phases.get(phase, 0.0) + grown
         self._changed = now()
-        self._aside += self._changed - t
+        self._left_out += self._changed - t
 
     def end(
         self, roots: dict[Any, str] | None = None, lengths: dict[str, int] | None = None, inside: str = ""
@@ -314,7 +314,7 @@ class StepProfiler:
         places, self._places = self._places, []
         if profiler is None:
             return nothing
-        step_ns = now() - self._begun - self._aside
+        step_ns = now() - self._begun - self._left_out
         if not _MONITORING and sys.getprofile() is not profiler:
             # The step has begun a profiler of its own, which ours must not end: not even by being deleted.
             self._replaced = profiler

@@ -139,7 +139,7 @@ class Steps:
         self.closure = False
         # Phases around the current one, and steps of optimizers that were heard.
         self.phases: list[int] = []
-        self.heard = 0
+        self.optimizer_steps = 0
         # Without a step of an optimizer: backward passes; zeroed gradients, and in a row; whether these end the steps.
         self._passes = self._zeroed = self._in_a_row = 0
         self._zeroing = False
@@ -267,21 +267,21 @@ class Steps:
         """Gradients were zeroed: this ends a step where no optimizer is heard, as there is none or it is compiled."""
         if self.stepping or not self.backwards or self.faking():
             return
-        heard = self.heard + S[DONE]
+        heard = self.optimizer_steps + S[DONE]
         again, self._heard_zeroed = heard == self._heard_zeroed, heard
         self._in_a_row = self._in_a_row + 1 if again else 1
-        if not self._zeroing and (not self.has_optimizer() or (self.compiled and not self.heard)):
+        if not self._zeroing and (not self.has_optimizer() or (self.compiled and not self.optimizer_steps)):
             self.ends_known = self._zeroing = True
             S[PENDING] = 0
         elif not self._zeroing and self.compiled and self._in_a_row == FEW_ZEROED:
             self._zeroing = True
             self._count_unheard(FEW_ZEROED - 1)
-        if self._zeroing and (again or not self.heard):
+        if self._zeroing and (again or not self.optimizer_steps):
             self._end_unheard()
-            self._heard_zeroed = self.heard + S[DONE]
-        elif again or not self.heard:
+            self._heard_zeroed = self.optimizer_steps + S[DONE]
+        elif again or not self.optimizer_steps:
             # These gradients are no part of a step that an optimizer ends.
-            self._zeroed += not self.heard
+            self._zeroed += not self.optimizer_steps
             S[PASSES] += self.backwards
             S[OPEN] = 0
             self.backwards, self.nested = 0, True
@@ -420,7 +420,7 @@ class Steps:
             S[LEFT] += 1
         self.computed = False
 
-    def aside(self, ns: int) -> None:
+    def leave_out(self, ns: int) -> None:
         """A look within the step took this time, which is no part of it."""
         S[LAST] += ns
         self.looked(ns)

@@ -523,7 +523,7 @@ class Cache(AtStart):
     def __init__(self, value: Any, observer: Any) -> None:
         super().__init__(value, observer)
         # id of a dataset -> (the dataset, its items); the dataset keeps its id taken.
-        self._kept: dict[int, tuple[Any, list[Any]]] = {}
+        self._cached: dict[int, tuple[Any, list[Any]]] = {}
         self._refused = ""
 
     def switch(self, on: bool) -> None:
@@ -540,12 +540,12 @@ class Cache(AtStart):
         kind.fetch = fetched
 
     def applied(self) -> tuple[str, bool | None, str]:
-        if not self._refused and self._kept:
-            for dataset, items in self._kept.values():
+        if not self._refused and self._cached:
+            for dataset, items in self._cached.values():
                 self._check(dataset, items)
-        if self._refused or not self._kept:
+        if self._refused or not self._cached:
             return "false", False, self._refused or "the script reads no map-style dataset in batches"
-        return "true", True, f"{sum(len(items) for _, items in self._kept.values())} items are cached"
+        return "true", True, f"{sum(len(items) for _, items in self._cached.values())} items are cached"
 
     def found(self) -> tuple[str, bool | None, str]:
         kept = self.observer.loader.get("dataset") == "list"
@@ -555,16 +555,16 @@ class Cache(AtStart):
         """The items of a dataset; None if they are not cached."""
         if self._refused:
             return None
-        known = self._kept.get(id(dataset))
+        known = self._cached.get(id(dataset))
         if known is None:
             if not self.torch.is_grad_enabled():
                 return None  # of an evaluation
             known = dataset, self._read(dataset)
             if self._refused:
                 return None
-            self._kept[id(dataset)] = known
-            while len(self._kept) > MOST_KEPT:
-                del self._kept[next(iter(self._kept))]
+            self._cached[id(dataset)] = known
+            while len(self._cached) > MOST_KEPT:
+                del self._cached[next(iter(self._cached))]
         return known[1]
 
     def _read(self, dataset: Any) -> list[Any]:

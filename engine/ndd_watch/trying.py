@@ -176,7 +176,7 @@ class Outside:
         self.hosts: dict[str, bool] = {}
         self.programs: dict[str, bool] = {}
         # Lines of these were recorded already.
-        self.told = 0
+        self.recorded = 0
         self._refuse, self._links = refuse, links
         self._scratch = os.path.join(os.path.realpath(scratch), "") if scratch else None
         self._original = os.path.join(os.path.realpath(original), "") if original else None
@@ -231,7 +231,7 @@ class Outside:
             if self._refuse is not None:
                 self._refuse(_writing(real))
 
-    def heard(self, event: str, given: tuple[Any, ...]) -> None:
+    def audit(self, event: str, given: tuple[Any, ...]) -> None:
         """Python reports what it does to an audit hook."""
         if event == "open":
             path, _, flags = given

@@ -32,7 +32,7 @@ ELSEWHERE = (
 )  # fmt: skip
 ENTRIES = {
     "DeviceClock.mark",
-    "Observer.heard",
+    "Observer.audit",
     "Observer.forked",
     "Observer.ended",
     "Observer.give_up",

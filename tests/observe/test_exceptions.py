@@ -41,4 +41,4 @@ def test_a_timeout_of_the_script_goes_on_while_a_metric_is_told(raised: type[Exc
 
 def test_errors_of_the_observer_and_of_what_it_calls_end_there() -> None:
     Observation(None, None, None).evaluation(3, loss=0.5)  # None has no emitter
-    Observation(SimpleNamespace(emitter=SimpleNamespace(say=json.loads)), None, None).told("note")
+    Observation(SimpleNamespace(emitter=SimpleNamespace(say=json.loads)), None, None).note("note")

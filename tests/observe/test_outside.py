@@ -25,7 +25,7 @@ def told(
     """(what was seen, what was refused), if code of this file does something."""
     refused: list[str] = []
     outside = Outside(refused.append)
-    space: dict[str, Any] = {"heard": outside.heard, "event": event, "given": given}
+    space: dict[str, Any] = {"heard": outside.audit, "event": event, "given": given}
     exec(compile("heard(event, given)", file, "exec"), space)
     assert outside.seen == sum(map(len, outside.to_dict().values()))
     return [one for found in outside.to_dict().values() for one in found], refused

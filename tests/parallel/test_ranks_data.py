@@ -80,12 +80,12 @@ def steps(batches: Batches, step: int, limit: int = 1000) -> Iterator[list[list[
         while True:
             part = [batch[2].tolist() for batch in islice(iterator, batches.accumulation)]
             if len(part) < batches.accumulation:
-                end_pass(batches.own, batches.of_step)  # type: ignore[arg-type]
+                end_pass(batches.own_order, batches.of_step)  # type: ignore[arg-type]
                 break
             step += 1
             torch.rand(batches.share.rank + 1)  # the model's
             yield part
-            if batches.own is None and batches.place(step)[1] == 0:
+            if batches.own_order is None and batches.place(step)[1] == 0:
                 break
 
 
@@ -152,16 +152,16 @@ def test_a_pass_ends_where_no_step_of_all_ranks_is_left() -> None:
     assert (batches.per_epoch, batches.steps_per_epoch, batches.of_step) == (2, 2, 2)
     iterator = batches.epoch(0)
     for _ in range(2):
-        assert not at_pass_end(batches.own, batches.of_step)
+        assert not at_pass_end(batches.own_order, batches.of_step)
         next(iterator)
-    assert at_pass_end(batches.own, batches.of_step)  # the fifth micro-batch fills no step
+    assert at_pass_end(batches.own_order, batches.of_step)  # the fifth micro-batch fills no step
 
 
 def test_a_stream_without_a_step_for_all_ranks_ends_the_run() -> None:
     batches = Batches(Stream(Shuffled(7)), config(1), order=Order(False), share=Share(1, 2))
     assert list(batches.epoch(0)) == []
     with pytest.raises(TrainingError, match="1 micro-batch"):
-        end_pass(batches.own, batches.of_step)  # type: ignore[arg-type]
+        end_pass(batches.own_order, batches.of_step)  # type: ignore[arg-type]
 
 
 def test_loader_workers_of_each_rank_draw_random_numbers_of_their_own() -> None:

@@ -30,7 +30,7 @@ def stuck():
 waiting = threading.Thread(target=threading.Event().wait, daemon=True)
 waiting.start()
 listening = StackRequests(threading.get_ident(), waiting.native_id)
-print(json.dumps(listening.told), flush=True)
+print(json.dumps(listening.address), flush=True)
 print(stuck(), flush=True)
 listening.stop()
 """
@@ -75,7 +75,7 @@ def test_a_signal_that_is_used_already_is_left_alone() -> None:
     number = signal.SIGRTMAX - 2
     before = signal.signal(number, lambda *_: None)
     try:
-        assert StackRequests(1, 1).told is None
+        assert StackRequests(1, 1).address is None
     finally:
         signal.signal(number, before)
 

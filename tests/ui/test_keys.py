@@ -258,7 +258,7 @@ async def test_the_log_is_searched_and_grows() -> None:
         await press(pilot, "n")
         assert "match 10 of 11" in text_of(app)
         await press(pilot, "slash", *"nothing", "enter")
-        assert "no line" in text_of(app)
+        assert "no line" in text_of(app) and "older match" not in text_of(app)
         await press(pilot, "escape")
         assert isinstance(app.screen, LiveScreen)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from textual.events import Key
 
 from ndd_console.app import ConsoleApp
 from ndd_console.screens.dialogs import Question
@@ -95,6 +96,18 @@ async def test_a_viewer_and_a_finished_run_just_close(key: str) -> None:
         async with running(source) as (app, pilot):
             await press(pilot, key)
         assert app.return_value == "quit" and source.commands == []
+
+
+@pytest.mark.parametrize("keys", [("n", "n"), ("escape", "escape"), ("enter", "escape"), ("d", "s")])
+async def test_keys_that_arrive_together_answer_a_question_once(keys: tuple[str, str]) -> None:
+    source = FakeSource(owned=False)
+    async with running(source) as (app, pilot):
+        await press(pilot, "s")
+        assert isinstance(app.screen, Question)
+        for key in keys:  # both are there before the first one is handled
+            app.screen.post_message(Key(key, key if len(key) == 1 else None))
+        await press(pilot)
+        assert isinstance(app.screen, LiveScreen) and app.is_running
 
 
 async def test_a_viewer_can_stop_the_run() -> None:

@@ -74,10 +74,10 @@ class Observation:
         with Contained():
             self._observer.emitter.say(kind, **body)
 
-    def told(self, kind: str, **body: Any) -> None:
+    def note(self, kind: str, **body: Any) -> None:
         """Record what a framework says at the current step."""
         with Contained():
-            self._observer.told(kind, **body)
+            self._observer.note(kind, **body)
 
     def known(self, found: dict[str, Any], then: Callable[[dict[str, float]], None]) -> None:
         """Call back with the numbers among these values, later where some are on a GPU."""
@@ -155,7 +155,7 @@ def _started(name: str | None, runs: PathLike | None, frameworks: bool) -> Obser
 class Observed:
     """base: the framework's class of callbacks. make: returns the class of one that records with given functions.
 
-    told: the callback that records; outside an observation one that does nothing. A second training gets the name with
+    callback: the one that records; outside an observation one that does nothing. A second training gets the name with
     a number. A copy in another process observes on its own.
     """
 
@@ -169,7 +169,7 @@ class Observed:
         self._base, self._make, self._name, self._runs = base, make, name, runs
         self._observation: Observation | None = None
         self._trainings = 0
-        self.told: Any = base()
+        self.callback: Any = base()
         self.wishes = Wishes()
 
     def begin(self, leads: bool) -> None:
@@ -184,13 +184,13 @@ class Observed:
             self._observation = observation = started(name, self._runs, frameworks=False)
             if observation.path is not None:  # else `ndd-console run` records the same
                 self.wishes = observation.wishes
-                self.told = self._make(self._base, observation.told, observation.known, self.wishes)()
+                self.callback = self._make(self._base, observation.note, observation.known, self.wishes)()
 
     def end(self, error: BaseException | None = None) -> None:
         """The training has ended. error: that has ended it."""
         observation, self._observation = self._observation, None
         with Contained():
-            self.told = self._base()
+            self.callback = self._base()
             if observation is not None:
                 observation.__exit__(type(error) if error is not None else None, error, None)
 

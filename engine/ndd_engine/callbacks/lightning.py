@@ -24,21 +24,21 @@ class NddCallback(Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start the observation."""
         self._observed.begin(getattr(trainer, "is_global_zero", True))
-        self._observed.told.on_train_start(trainer, pl_module)
+        self._observed.callback.on_train_start(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self._observed.told.on_train_epoch_start(trainer, pl_module)
+        self._observed.callback.on_train_epoch_start(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *more: Any) -> None:
-        self._observed.told.on_train_batch_end(trainer, pl_module, *more)
+        self._observed.callback.on_train_batch_end(trainer, pl_module, *more)
         if self._observed.wishes:
-            self._observed.told.obey(trainer)
+            self._observed.callback.obey(trainer)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        self._observed.told.on_validation_start(trainer, pl_module)
+        self._observed.callback.on_validation_start(trainer, pl_module)
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        self._observed.told.on_validation_end(trainer, pl_module)
+        self._observed.callback.on_validation_end(trainer, pl_module)
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """End the observation."""

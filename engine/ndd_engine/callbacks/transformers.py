@@ -20,21 +20,21 @@ class NddCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Start the observation."""
         self._observed.begin(getattr(state, "is_world_process_zero", True))
-        self._observed.told.on_train_begin(args, state, control, **more)
+        self._observed.callback.on_train_begin(args, state, control, **more)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self._observed.told.on_epoch_begin(args, state, control, **more)
+        self._observed.callback.on_epoch_begin(args, state, control, **more)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Save a checkpoint, or evaluate, if the console asks for it."""
         if self._observed.wishes:
-            self._observed.told.obey(args, state, control)
+            self._observed.callback.obey(args, state, control)
 
     def on_log(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self._observed.told.on_log(args, state, control, **more)
+        self._observed.callback.on_log(args, state, control, **more)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-        self._observed.told.on_evaluate(args, state, control, **more)
+        self._observed.callback.on_evaluate(args, state, control, **more)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """End the observation."""

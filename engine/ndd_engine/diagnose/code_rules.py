@@ -318,7 +318,7 @@ def logging_calls(view: View) -> Finding | None:
     return draft.done()
 
 
-def aside(view: View) -> Finding | None:
+def own_saves(view: View) -> Finding | None:
     """Checkpoints or evaluations of the script, whose number and interval are its own."""
     if not view.is_script:
         return None
@@ -471,7 +471,7 @@ def outside(view: View) -> Finding | None:
     return draft.done()
 
 
-RULES = (slow_function, logging_calls, outside, aside)
+RULES = (slow_function, logging_calls, outside, own_saves)
 
 
 LOOK = "graphs of the losses"

@@ -306,19 +306,21 @@ def logging(view: View) -> Finding | None:
 def evaluation(view: View) -> Finding | None:
     """Evaluations between the steps."""
     left, done = view.snapshot.left, view.snapshot.totals.evaluations
-    return _aside(view, "evaluate", done, left.evaluations, left.evaluation_s, _shorter_evaluations(view))
+    return _beside_steps(
+        view, "evaluate", done, left.evaluations, left.evaluation_s, _shorter_evaluations(view)
+    )
 
 
 def checkpoint(view: View) -> Finding | None:
     """Checkpoints between the steps."""
     left, done = view.snapshot.left, view.snapshot.totals.checkpoints
-    return _aside(view, "checkpoint", done, left.checkpoints, left.checkpoint_s)
+    return _beside_steps(view, "checkpoint", done, left.checkpoints, left.checkpoint_s)
 
 
 STEP_RULES = (optimizer, clip, logging, evaluation, checkpoint)
 
 
-def _aside(
+def _beside_steps(
     view: View, section: str, done: int, to_come: int, each_s: float | None, more: Sequence[Change] = ()
 ) -> Finding | None:
     """Cost of evaluations or checkpoints. done, to_come: counts; each_s: mean seconds of one; more: other changes."""

@@ -259,7 +259,7 @@ class FindingWatch:
     def __init__(self, look: Callable[[Snapshot], Sequence[Finding]] = diagnose) -> None:
         self._look = look
         self._before: dict[str, Finding] = {}
-        self._told: dict[str, Finding] = {}
+        self._reported: dict[str, Finding] = {}
 
     def __call__(self, snapshot: Snapshot, last: bool = False) -> list[FindingEvent]:
         """Return what changed. last: no check follows, so findings count without a second one.
@@ -276,15 +276,15 @@ class FindingWatch:
         before, self._before = self._before, now
         step, events = snapshot.step, []
         for cause, finding in now.items():
-            told = self._told.get(cause)
+            told = self._reported.get(cause)
             if told is not None and not _changed(told, finding):
                 continue
             if not last and (cause not in before or (told is not None and not _changed(told, before[cause]))):
                 continue
-            self._told[cause] = finding
+            self._reported[cause] = finding
             events.append(FindingEvent(step, cause, finding.title, False, finding))
-        for cause in [cause for cause in self._told if cause not in now and cause not in before]:
-            gone = self._told.pop(cause)
+        for cause in [cause for cause in self._reported if cause not in now and cause not in before]:
+            gone = self._reported.pop(cause)
             if cause != HEALTHY:  # the finding that replaces it says so
                 events.append(FindingEvent(step, cause, gone.title, True, gone))
         return events

@@ -73,7 +73,7 @@ class FunctionProfiles:
         self._next_step = 0
         # Whether the present step is profiled.
         self.active = False
-        self._told = False
+        self._reported = False
         # The phase of which functions are being assigned.
         self._phase = ""
         self._asides = Asides(self._begin_aside, self._end_aside, self._put_aside)
@@ -139,7 +139,7 @@ class FunctionProfiles:
         )
 
     @contextmanager
-    def aside(self, phase: int, step: int) -> Iterator[None]:
+    def outside_steps(self, phase: int, step: int) -> Iterator[None]:
         """An evaluation or a checkpoint; once in a while, one is profiled, or its end."""
         self._step = step
         if not self._every_ns:
@@ -218,8 +218,8 @@ class FunctionProfiles:
 
     def _tell(self, step: int, reason: str) -> None:
         """Say once why no functions are known."""
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             text = f"the functions of step {step + 1:,} were not profiled: {printable(reason)}"
             self._reporter.put(MarkEvent("note", step, text))
 

@@ -41,7 +41,7 @@ class CloseLooks:
         self._tables: Tables | None = None
         self._retained = Retained()
         self._handles: list[Any] = []
-        self._probes, self._heard = Probes(), False
+        self._probes, self._hears = Probes(), False
         self._thread = self._seen = 0
         # Nanoseconds that looking at graphs has taken in the present step.
         self.spent_ns = 0
@@ -95,7 +95,7 @@ class CloseLooks:
             handle.remove()
         self._handles = []
         self._probes.remove()
-        self._heard = False
+        self._hears = False
 
     def _reads(self, module: nn.Module, given: Any) -> None:
         """An embedding is called."""
@@ -105,9 +105,9 @@ class CloseLooks:
 
     def _hear(self) -> None:
         """Hear calls of `backward`: `Tensor.backward` calls this function."""
-        if self._heard:
+        if self._hears:
             return
-        self._heard = True
+        self._hears = True
 
         def due(_probe: Any, zero: int) -> int:
             return int(get_ident() == self._thread)

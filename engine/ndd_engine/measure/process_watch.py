@@ -57,13 +57,13 @@ class Descriptors:
         self._begun = time.monotonic()
         self._next = 0.0
         self._pid = 0
-        self.told: DescriptorsEvent | None = None
+        self.reported: DescriptorsEvent | None = None
 
     def look(self, pid: int, step: int) -> DescriptorsEvent | None:
         """What is to be recorded now, if anything is."""
         now = time.monotonic()
         if pid != self._pid:
-            self._pid, self.told, self._next = pid, None, 0.0
+            self._pid, self.reported, self._next = pid, None, 0.0
         if now < self._next:
             return None
         self._next = now + (FILES_LOOK_S if now - self._begun < FILES_FIRST_S else FILES_RARE_LOOK_S)
@@ -71,20 +71,20 @@ class Descriptors:
         if not count:
             return None
         limit = open_files_limit(pid)
-        if self.told is None:
-            self.told = DescriptorsEvent(step, count, limit)
-            return self.told
-        if abs(count - self.told.open) < max(LEAST_CHANGE, LEAST_PART * self.told.open):
+        if self.reported is None:
+            self.reported = DescriptorsEvent(step, count, limit)
+            return self.reported
+        if abs(count - self.reported.open) < max(LEAST_CHANGE, LEAST_PART * self.reported.open):
             return None
-        kinds, path = kinds_of(newest_files(pid, min(NEWEST, max(count - self.told.open, LEAST_CHANGE))))
-        before = self.told
+        kinds, path = kinds_of(newest_files(pid, min(NEWEST, max(count - self.reported.open, LEAST_CHANGE))))
+        before = self.reported
         where = before.where or (self._where(max(kinds, key=kinds.__getitem__)) if kinds else "")
-        self.told = DescriptorsEvent(step, count, limit, kinds, path, where)
-        return self.told
+        self.reported = DescriptorsEvent(step, count, limit, kinds, path, where)
+        return self.reported
 
     def full(self, step: int) -> DescriptorsEvent | None:
         """What is recorded at the end of a process that has reached the limit."""
-        told = self.told
+        told = self.reported
         if told is None or told.limit is None:
             return None
         return DescriptorsEvent(step, told.limit, told.limit, told.kinds, told.path, told.where)
@@ -190,7 +190,7 @@ class _Child:
     name: str
     steps: int
     resident_bytes: int
-    told: bool = False
+    reported: bool = False
 
 
 class Children:
@@ -216,8 +216,8 @@ class Children:
             for parent in parents:
                 self._search(parent)
         for pid, child in list(self._children.items()):
-            if pid in self._gone.times and not child.told:
-                child.told = True
+            if pid in self._gone.times and not child.reported:
+                child.reported = True
                 if (how := self._unclean(pid, child)) is not None:
                     steps = next((one.steps for one in parents if one.pid == child.parent), child.steps)
                     yield self._death(pid, child, how, steps)
@@ -237,7 +237,7 @@ class Children:
             how = next(named, found[2].strip())
         how = how or how_of(self._gone.codes.get(pid, 0)) or ""
         child = self._children.setdefault(pid, _Child(0, "loader worker", steps, 0))
-        child.told = True
+        child.reported = True
         return self._death(pid, child, how, steps), True
 
     def _search(self, parent: Subject) -> None:

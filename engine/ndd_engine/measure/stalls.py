@@ -93,7 +93,7 @@ def of_process(stack: Sequence[Frame]) -> list[Frame]:
     return list(stack[: begins[0]] if begins else stack)
 
 
-def own(frame: Frame) -> bool:
+def is_users(frame: Frame) -> bool:
     """Whether a frame is of the user's own code."""
     return not _FOREIGN.search(str(frame["filename"]))
 
@@ -102,7 +102,7 @@ def place_of(stack: Sequence[Frame] | None) -> tuple[str, int, str] | None:
     """File, line and function of the script's own code in a stack, or else of any."""
     if not stack:
         return None
-    found = next((frame for frame in stack if own(frame)), stack[0])
+    found = next((frame for frame in stack if is_users(frame)), stack[0])
     return str(found["filename"]), int(found["line"]), str(found["name"])
 
 
@@ -178,7 +178,7 @@ class Standing:
     def where(self) -> str:
         """ "train.py:11 in load", or ""."""
         place = place_of(self.stack)
-        if place is None or not any(map(own, self.stack or ())):
+        if place is None or not any(map(is_users, self.stack or ())):
             return ""
         function = "" if place[2] == "<module>" else f" in {place[2]}"
         return printable(f"{PurePath(place[0]).name}:{place[1]}{function}")
@@ -213,7 +213,7 @@ def why(one: Standing) -> Why:
         return Why("stopped", STOPPED)
     asleep = f"sleeps in {waiting.kernel or call or 'the kernel'}"
     if one.holds_lock:
-        inside = str(one.stack[0]["name"]) if one.stack and not own(one.stack[0]) else ""
+        inside = str(one.stack[0]["name"]) if one.stack and not is_users(one.stack[0]) else ""
         return Why("waits", f"holds Python's interpreter lock{f' in {printable(inside)}' if inside else ''}")
     if _puts(one):
         return Why("queue", "waits until somebody reads the multiprocessing queue that it writes to", "queue")
@@ -275,7 +275,7 @@ def waits_for(one: Standing, children: Sequence[Standing]) -> str:
     if one.stack:
         library = []
         for frame in one.stack:
-            if own(frame):
+            if is_users(frame):
                 break
             library.append(str(frame["filename"]))
         for kind, parts in _WAITS_FOR:
@@ -450,11 +450,11 @@ class Untold:
 
 @dataclass
 class _Watched:
-    """since: of the last progress, on the monotonic clock. told: seconds after which it was told."""
+    """since: of the last progress, on the monotonic clock. reported_s: seconds after which it was reported."""
 
     progress: tuple[int, ...]
     since: float
-    told: float = 0.0
+    reported_s: float = 0.0
 
 
 @dataclass
@@ -501,10 +501,10 @@ class Stalls:
         for subject in subjects:
             watched = self._watched.setdefault(subject.name, _Watched(subject.progress, now))
             if subject.progress != watched.progress:
-                if watched.told:
+                if watched.reported_s:
                     text = f"training continues after step {subject.steps:,}"
                     yield StallEvent(subject.steps, now - watched.since, OVER, text)
-                watched.progress, watched.since, watched.told = subject.progress, now, 0.0
+                watched.progress, watched.since, watched.reported_s = subject.progress, now, 0.0
             elif paused_s > PAUSED_S:
                 watched.since = min(watched.since + paused_s, now)
             if now - watched.since >= min(ACTIVITY_S, self._after_s / 2):
@@ -536,12 +536,14 @@ class Stalls:
             return
         after_s = self._after_s * (TIMES_COMPUTING if busy else 1.0)
         silent = {subject.name: now - self._watched[subject.name].since for subject in quiet}
-        due = [one for one in quiet if silent[one.name] >= max(after_s, 2 * self._watched[one.name].told)]
+        due = [
+            one for one in quiet if silent[one.name] >= max(after_s, 2 * self._watched[one.name].reported_s)
+        ]
         if not due:
             return
         stuck = [one for one in quiet if silent[one.name] >= after_s / 2][:MOST_MAINS]
         for one in stuck:
-            self._watched[one.name].told = silent[one.name]
+            self._watched[one.name].reported_s = silent[one.name]
         arguments = (stuck, silent[due[0].name], busy, tuple(dead), dict(names))
         self._job = threading.Thread(target=self._name, args=arguments, name="ndd-spy", daemon=True)
         with suppress(RuntimeError):  # too many threads

@@ -543,7 +543,7 @@ def endless(workload: Workload, config: Config, micro: int, as_kept: bool = Fals
         batches = Batches(data, config.changed(loader={**ALONE, "cache": True}), workload.collate)
     else:
         batches = probe_batches(workload, config)
-    if isinstance(batches.own, StreamOrder):
+    if isinstance(batches.own_order, StreamOrder):
         batches.sample()  # reads the items now, not in the first step
         # Reading on would take items from other probes, and may never end.
         return (batches.sample() for _ in count())

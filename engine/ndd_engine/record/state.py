@@ -122,14 +122,14 @@ class Levels:
     """How much memory training takes, and how much more evaluations and checkpoints.
 
     training: the most in use in windows without either. high: the most since the last window; peak: the highest peak
-    that the system has reported. aside: "evaluate" or "checkpoint" if the newest window had one, whose peak may not be
+    that the system has reported. beside: "evaluate" or "checkpoint" if the newest window had one, whose peak may not be
     known yet; "" otherwise. rises: by what of these, the most by which one exceeded `training`, and what that was.
     """
 
     training: Figure = 0.0
     high: Figure = 0.0
     peak: Figure = 0.0
-    aside: str = ""
+    beside: str = ""
     rises: dict[str, tuple[Figure, Figure]] = field(default_factory=dict)
 
     def used(self, now: float, peak: float) -> None:
@@ -137,9 +137,9 @@ class Levels:
         if peak > self.peak:
             self.peak, now = peak, max(now, peak)
         self.high = max(self.high, now)
-        if self.aside:
-            self._ended(self.aside)
-        self.aside = ""
+        if self.beside:
+            self._ended(self.beside)
+        self.beside = ""
 
     def window(self, aside: str) -> None:
         """A window ends."""
@@ -147,7 +147,7 @@ class Levels:
             self._ended(aside)
         else:
             self.training = max(self.training, self.high)
-        self.aside, self.high = aside, 0.0
+        self.beside, self.high = aside, 0.0
 
     def _ended(self, aside: str) -> None:
         rise = self.high - self.training

@@ -208,13 +208,13 @@ class Process:
 
     def new(self, gone: bool) -> Iterator[Line]:
         """The lines since the last call. gone: the process has ended; what it had not told yet follows."""
-        for line in self._told(gone):
+        for line in self._new_lines(gone):
             try:
                 yield self._window(line) if line["type"] == "window" else line
             except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
                 self.damaged += 1
 
-    def _told(self, gone: bool) -> Iterator[Line]:
+    def _new_lines(self, gone: bool) -> Iterator[Line]:
         for text in self._reader.lines():
             line = decoded(text)
             if line is None:
@@ -404,7 +404,7 @@ class ScriptRanks:
         # The ranks of this host, as the launcher says, or else all of them.
         self._here = range(0)
         self._comparison = RankComparison(PATIENCE, str(folder))
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def rank_of(self, name: str) -> int | None:
         """The rank of a process that exchanges data with others; None for any other process."""
@@ -540,8 +540,8 @@ class ScriptRanks:
             if ranks:
                 launched = self._comparison.launched
                 text = f"{_span(ranks)} of {launched}: {why}, so no part of the comparison of ranks"
-                if text not in self._told:
-                    self._told.add(text)
+                if text not in self._reported:
+                    self._reported.add(text)
                     yield MarkEvent("note", step, text)
 
 

@@ -267,9 +267,9 @@ class Callbacks:
         with self._calling("on_step"):
             assert self._parts.on_step is not None
             self._parts.on_step(self.stepper.training)
-        self.heard()
+        self.take_logged()
 
-    def heard(self) -> None:
+    def take_logged(self) -> None:
         """Take what the user's own code logged, and whether it asked to stop."""
         training = self.stepper.training
         if training.logged:
@@ -301,14 +301,14 @@ class Callbacks:
         if self.on and self._parts.on_evaluate is not None:
             with self._calling("on_evaluate"):
                 self._parts.on_evaluate(dict(metrics), self.stepper.training)
-            self.heard()
+            self.take_logged()
 
     def saved(self, path: Path) -> None:
         """After a checkpoint was written."""
         if self.on and self._parts.on_checkpoint is not None:
             with self._calling("on_checkpoint"):
                 self._parts.on_checkpoint(path, self.stepper.training)
-            self.heard()
+            self.take_logged()
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""

@@ -77,7 +77,7 @@ def unstable(stepper: Stepper) -> str:
     return advice if stepper.precision.scaler is None else f'{advice} or precision.amp = "bf16"'
 
 
-def told(error: BaseException) -> tuple[str, str]:
+def kind_and_text(error: BaseException) -> tuple[str, str]:
     """(kind, text) of the error that ended a helper process. kind: "oom" or "failed"."""
     if isinstance(error, NddError):
         # The cause is an error in the user's own code.

@@ -88,7 +88,7 @@ class Loop:
         self.steps_per_epoch = batches.steps_per_epoch or 0  # 0: unknown
         # The passes after which a run ends whose steps are not known beforehand.
         self.passes = config.run.epochs if batches.steps_per_epoch is None else None
-        self.due = Due(config, self.steps_per_epoch if batches.own is None else 0)
+        self.due = Due(config, self.steps_per_epoch if batches.own_order is None else 0)
         self.losses = LossReader(stepper.device, config.log.every_steps)
         self.better = better_of(config.evaluate, stepper.workload)
         self.callbacks = Callbacks(
@@ -130,7 +130,7 @@ class Loop:
     @property
     def finished(self) -> bool:
         """Whether no step is left."""
-        own = self.batches.own
+        own = self.batches.own_order
         passed = self.passes is not None and own is not None and own.passes >= self.passes
         return passed or self.step >= self.total_steps
 
@@ -152,7 +152,7 @@ class Loop:
     def _train(self) -> str | None:
         clock, control, stepper = self.clock, self.control, self.stepper
         garbage, captures, functions = self.reporter.garbage, self.captures, self.functions
-        began, own, training = clock.now(), self.batches.own, stepper.training
+        began, own, training = clock.now(), self.batches.own_order, stepper.training
         if self.step and self.due.at(self.config.evaluate, self.step) and self.callbacks.judged < self.step:
             self._act()  # the checkpoint was written before the evaluation of its step
         if self.gate is not None:
@@ -191,7 +191,7 @@ class Loop:
                 if self.callbacks.each_step:
                     self.callbacks.step()
                 elif training.logged or training.stopping:
-                    self.callbacks.heard()
+                    self.callbacks.take_logged()
                 garbage.after_step(self.step, clock.enter)
                 began = clock.end_step()
                 if functions.active:
@@ -366,7 +366,7 @@ class Loop:
         self._status("evaluating")
         self._window()
         self.clock.enter(phase.EVALUATE)
-        with self.functions.aside(EVALUATE, self.step):
+        with self.functions.outside_steps(EVALUATE, self.step):
             result = self._evaluated()
         self.clock.enter(phase.OTHER)
         self._last_result = (self.step, result)
@@ -406,7 +406,7 @@ class Loop:
         self._status("checkpointing")
         self.clock.enter(phase.CHECKPOINT)
         self._check(self.losses.drain(), saving=True)
-        with self.functions.aside(CHECKPOINT, step):
+        with self.functions.outside_steps(CHECKPOINT, step):
             self._save(step, metric)
         self.clock.enter(phase.OTHER)
         self._status(self._resting)
@@ -481,7 +481,7 @@ class Loop:
     def end_epoch(self) -> None:
         """Leave out the rest of the epoch."""
         self.course.epoch = None  # before the next one begins: its workers end
-        if self.batches.own is None:
+        if self.batches.own_order is None:
             self.step += -self.step % self.steps_per_epoch
 
     @contextlib.contextmanager
@@ -527,7 +527,7 @@ class Loop:
 
     def _looked_at(self, step: int) -> Json:
         """What was not finite first in the batch of a step whose loss has arrived later, as from a GPU."""
-        if self.batches.own is not None:  # its batches cannot be read again
+        if self.batches.own_order is not None:  # its batches cannot be read again
             return {}
         epoch, place = self.batches.place(step - 1)
         with contextlib.suppress(Exception):

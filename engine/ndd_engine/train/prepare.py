@@ -342,7 +342,7 @@ def _check_data(name: str, saved: Saved, state: dict[str, Any], loop: Loop) -> N
 
 def _run_event(run: OpenRun, machine: Machine, loop: Loop) -> RunEvent:
     config, stepper, saved, gpu = loop.config, loop.stepper, loop.saved, machine.chosen
-    own = loop.batches.own
+    own = loop.batches.own_order
     workload = stepper.workload
     return RunEvent(
         name=run.directory.name,

@@ -85,7 +85,7 @@ class VerifiedSettings:
         # Of several ranks: (key in [parallel], what is applied, how that was verified).
         self.of_ranks: Callable[[], Iterable[tuple[str, object, str]]] | None = None
         self._gpu = stepper.device.type == "cuda"
-        self.told: dict[str, SettingEvent] = {}
+        self.recorded: dict[str, SettingEvent] = {}
         self._new: list[SettingEvent] = []
         self._first_workers: tuple[int, ...] = ()
         self._first_eval_workers: tuple[int, ...] = ()
@@ -147,7 +147,7 @@ class VerifiedSettings:
             matches = bool(found) and all(name.partition(" ")[0] == chosen for name in found)
             self._check("speed.attention", applied, how, matches)
 
-        if not self.stepper.optimizer.own:
+        if not self.stepper.optimizer.from_factory:
             group = self.stepper.optimizer.param_groups[0]
             applied = "fused" if group["fused"] else "foreach" if group["foreach"] else "loop"
             self._check("optimizer.implementation", applied, "read back from the optimizer")
@@ -229,8 +229,8 @@ class VerifiedSettings:
         if value == type(table).model_fields[name].default:
             effect = None
         event = SettingEvent(key, _text(value), _text(applied), effect, verified)
-        if self.told.get(key) != event:
-            self.told[key] = event
+        if self.recorded.get(key) != event:
+            self.recorded[key] = event
             self._new.append(event)
 
     def _parallel(self) -> None:

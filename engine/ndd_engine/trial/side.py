@@ -207,7 +207,7 @@ class Own(Trainer):
     def _add(self, config: Config) -> None:
         """The other side of the process."""
         loop, base = self._loop, self._setups[0]
-        if loop.batches.own is not None:
+        if loop.batches.own_order is not None:
             # Both sides would draw from the same sampler or stream.
             raise ChildError("failed", "the order of the data is the workload's own")
         self._changed = set(differences(base.config, config))
@@ -238,7 +238,7 @@ class Own(Trainer):
         loop = self._loop
         if len(self._setups) > 1:
             self._switch(int(command["side"]))
-        if command["within"] and loop.batches.own is None:
+        if command["within"] and loop.batches.own_order is None:
             left = loop.steps_per_epoch - loop.step % loop.steps_per_epoch
             if left <= command["lead"] + command["steps"]:
                 loop.end_epoch()
@@ -270,7 +270,7 @@ class Own(Trainer):
         self._run.recorder.flush()
         for setup in self._setups:
             setup.facts.losses = [float(loss) for loss in setup.losses]
-            setup.facts.settings |= {name: in_short(told) for name, told in setup.settings.told.items()}
+            setup.facts.settings |= {name: in_short(told) for name, told in setup.settings.recorded.items()}
         if len(self._setups) == 1:
             facts = self._setups[0].facts
             facts.peak_bytes, facts.reserved_bytes = peak_memory(self._device)

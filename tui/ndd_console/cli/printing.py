@@ -60,13 +60,13 @@ class ProgressLines:
         interval_s: float = 10.0,
     ) -> None:
         self._say, self._clock, self._interval_s = say, clock, interval_s
-        self._next_s, self._last, self._told = 0.0, "", 0
+        self._next_s, self._last, self._printed = 0.0, "", 0
 
     def results(self, texts: Sequence[str]) -> None:
         """`news` of those that were not there at the last call."""
-        for text in texts[self._told :]:
+        for text in texts[self._printed :]:
             self.news(text)
-        self._told = max(self._told, len(texts))
+        self._printed = max(self._printed, len(texts))
 
     def news(self, text: str) -> None:
         self._next_s, self._last = self._clock() + self._interval_s, text

@@ -41,7 +41,7 @@ def restart(root: Path, words: Sequence[str]) -> NoReturn:
     os.execv(sys.executable, [sys.executable, "-m", "ndd_console", "--runs", str(root), "train", *words])
 
 
-def told(words: Sequence[str]) -> str:
+def restart_text(words: Sequence[str]) -> str:
     """What is said of a restart."""
     return f"this process cannot train on; restarting: ndd-console train {' '.join(words)}"
 

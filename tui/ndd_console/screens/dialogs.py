@@ -30,6 +30,7 @@ class Dialog(ModalScreen[str], inherit_bindings=False):
         super().__init__()
         self.look, self.question = look, title
         self.heading = Lines(look)
+        self._answered = False
 
     def on_mount(self) -> None:
         self.paint()
@@ -42,6 +43,12 @@ class Dialog(ModalScreen[str], inherit_bindings=False):
         width = self.box_width(max(self.app.size.width - _FRAME, 1))
         self.heading.styles.width = width
         self.heading.show([*(((line, "bold"),) for line in wrap(self.question, width)), ()])
+
+    def answer(self, result: str) -> None:
+        """Close with this result. A further key may arrive before the screen is gone, and changes nothing."""
+        if not self._answered:
+            self._answered = True
+            self.dismiss(result)
 
     def box_width(self, room: int) -> int:
         """The width of the box inside its frame."""
@@ -84,14 +91,14 @@ class Question(Dialog):
         self.list.show(entries)
 
     def on_option_list_option_selected(self) -> None:
-        self.dismiss(self.list.chosen)
+        self.answer(self.list.chosen)
 
     def on_key(self, event: events.Key) -> None:
         key = event.character if event.is_printable else event.key
         if key in [choice for choice, _ in self._choices] or key == INTERRUPT:
-            self.dismiss(key)
+            self.answer(key)
         elif key in _CANCELS:
-            self.dismiss(CANCEL)
+            self.answer(CANCEL)
 
 
 class TextQuestion(Dialog):
@@ -115,9 +122,9 @@ class TextQuestion(Dialog):
         return min(max(cells(self.question), _LEAST_FIELD), room)
 
     def on_input_submitted(self) -> None:
-        self.dismiss(self.input.value or self._default)
+        self.answer(self.input.value or self._default)
 
     def on_key(self, event: events.Key) -> None:
         if event.key in ("escape", "ctrl+q", INTERRUPT):
             event.stop()
-            self.dismiss("")
+            self.answer("")

@@ -285,7 +285,7 @@ class LiveScreen(KeyScreen):
     def _withdraw(self) -> None:
         """Close the question, if one is open."""
         if isinstance(self.app.screen, Question):
-            self.app.screen.dismiss(CANCEL)
+            self.app.screen.answer(CANCEL)
 
     def _stop_asked(self, answer: str | None) -> None:
         if answer == "s":

@@ -94,7 +94,7 @@ class LogScreen(WidgetScreen):
         self.set_interval(REFRESH_S, self.read_again)
 
     def has(self, need: str) -> bool:
-        return bool(self._searched)
+        return bool(self.body.places)
 
     def read_again(self) -> None:
         """Show what the run has written since."""

@@ -19,7 +19,7 @@ from typing import Any
 import click
 
 from ndd_console.output.run_log import Output, RunLog
-from ndd_console.process.launcher import restart, told
+from ndd_console.process.launcher import restart, restart_text
 from ndd_console.words.finding import urgent_line
 from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_INTERRUPTED
@@ -115,7 +115,7 @@ def trained(
         run.close()
         run_log.finish()
     if training is not None and training.restarts:
-        words.say(told(training.goes_on))
+        words.say(restart_text(training.goes_on))
     elif not as_json:
         data.data("\n".join(summary(run.recorder.snapshot(), end, str(run.directory.path))))
     if lost := data.finish():

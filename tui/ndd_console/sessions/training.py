@@ -20,7 +20,7 @@ from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.run_sources import AttachedSource, EngineSource, HomeFolder, RunSource
 from ndd_console.jobs.wizard import WizardJob, live_run_notes
 from ndd_console.output.run_log import Output, RunLog
-from ndd_console.process.launcher import Leash, restart, supervised, told
+from ndd_console.process.launcher import Leash, restart, restart_text, supervised
 from ndd_console.process.terminal import Captured, capabilities, redirect, silence
 from ndd_console.sessions.hosting import captured_for, report_failure
 from ndd_console.words.run import summary
@@ -275,7 +275,7 @@ class Console:
         if self._run_log is not None:
             self._run_log.finish()
         if goes_on := self._goes_on:
-            click.echo(told(goes_on), err=True)
+            click.echo(restart_text(goes_on), err=True)
             restart(self.root, (*goes_on, *["--ascii"] * self._ascii_only))
         for line in summary(run.recorder.snapshot(), run.end, str(run.directory.path)):
             click.echo(line)

@@ -54,11 +54,13 @@ def _bars(ranks: Ranks, width: int) -> list[Row]:
         work = bar(own / whole, max(room, 0)).rstrip()
         line: Row = ((work, style), ("░" * (room - len(work)), "dim")) if room >= _LEAST_BAR else ()
         more = f"+{late['late_ns'] * 1e-6:.1f}" if late is not None and is_late(late, rank) else ""
-        out.append(((f"{rank:>{digits}} ", "text"), *line, (_own(own), "text"), (more.rjust(extra), "warn")))
+        out.append(
+            ((f"{rank:>{digits}} ", "text"), *line, (_milliseconds(own), "text"), (more.rjust(extra), "warn"))
+        )
     return out
 
 
-def _own(us: float) -> str:
+def _milliseconds(us: float) -> str:
     return f"{us / 1e3:.1f}".rjust(_OWN) if us < 1e7 else f"{us / 1e3:,.0f}".rjust(_OWN)
 
 

@@ -299,7 +299,7 @@ class Batches(_Loaded):
     """The training batches of a run. `epoch(n, start)` iterates; the loader lives as long as the run.
 
     collate, epochs_differ, order: the workload's. device: target of `placement = "device"`. tell: called with the
-    progress of encoding. own: the order of a user's own sampler or stream, which counts its passes itself; None for
+    progress of encoding. own_order: that of a user's own sampler or stream, which counts its passes itself; None for
     the engine's order, which follows from the step. share: of this rank. Raises UsageError and DoesNotFitError, see
     make_source.
     """
@@ -325,12 +325,14 @@ class Batches(_Loaded):
         workers = worker_options(loader.workers, loader.prefetch, persistent, order.worker_init_fn, ordered)
         items = item_count(data)
         self.shuffled = shuffle
-        self.own: IndexOrder | StreamOrder | None = None
+        self.own_order: IndexOrder | StreamOrder | None = None
         self.accumulation = config.batch.accumulation
         self.crc: int | None = None
         if isinstance(data, Stream):
             of = seed if order.generator is None else order.generator.initial_seed()
-            stream = self.own = StreamOrder(data, order, micro, collate, of, loader.workers, share.of > 1)
+            stream = self.own_order = StreamOrder(
+                data, order, micro, collate, of, loader.workers, share.of > 1
+            )
             self.sampler = EpochBatches(0, micro, seed, True)
             self.order = f"a stream ({type(data.data).__name__})"
             super().__init__(stream, config, loader.pin_memory, workers, batch_size=None)
@@ -340,7 +342,7 @@ class Batches(_Loaded):
         self.order = "shuffled" if shuffle else "in the order of the dataset"
         chosen: Any = self.sampler
         if order.chosen is not None or (not order.drop_last and items % micro):
-            chosen = self.own = IndexOrder(
+            chosen = self.own_order = IndexOrder(
                 replace(order, shuffle=shuffle), items, micro, seed, epochs_differ, share, self.accumulation
             )
             if order.chosen is not None:
@@ -356,8 +358,8 @@ class Batches(_Loaded):
 
         Of the engine's own order, whatever sampler there is; of a stream its first items. Raises what the data raises.
         """
-        if isinstance(self.own, StreamOrder):
-            return self.own.sample(items)
+        if isinstance(self.own_order, StreamOrder):
+            return self.own_order.sample(items)
         assert isinstance(self.source, ItemSource)
         micro = self.sampler.micro
         self.sampler.set(0)
@@ -368,13 +370,13 @@ class Batches(_Loaded):
     @property
     def items(self) -> int | None:
         """Number of training items; None for a stream."""
-        return None if isinstance(self.own, StreamOrder) else self.sampler.items
+        return None if isinstance(self.own_order, StreamOrder) else self.sampler.items
 
     @property
     def per_epoch(self) -> int | None:
         """This rank's micro-batches per epoch; None if that is unknown."""
-        if self.own is not None:
-            of_all = self.own.per_pass
+        if self.own_order is not None:
+            of_all = self.own_order.per_pass
             return None if of_all is None else of_all // self.share.of
         return self.sampler.items // self.sampler.micro // self.share.of
 
@@ -385,17 +387,17 @@ class Batches(_Loaded):
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Batches of one epoch, starting at micro-batch `start`; of `own`, its present pass, in whole steps."""
-        if isinstance(self.own, StreamOrder):
-            return self._whole_steps(self._streamed(self.own))
-        if isinstance(self.own, IndexOrder):
-            self.own.start()
-            return self._whole_steps(_counted(self._begun(self.own.tensors()), self.own))
+        if isinstance(self.own_order, StreamOrder):
+            return self._whole_steps(self._streamed(self.own_order))
+        if isinstance(self.own_order, IndexOrder):
+            self.own_order.start()
+            return self._whole_steps(_counted(self._begun(self.own_order.tensors()), self.own_order))
         self.sampler.set(epoch, start)
         return self._begun(self.sampler.tensors())
 
     def _whole_steps(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches without those that no step is left for: half a step's gradients would stay behind."""
-        if isinstance(self.own, StreamOrder):
+        if isinstance(self.own_order, StreamOrder):
             # Every rank reads the whole stream, so that all agree on what a step takes.
             return batches if self.of_step == 1 else self.share.dealt(batches, self.accumulation)
         return batches if self.accumulation == 1 else Share().dealt(batches, self.accumulation)
@@ -408,7 +410,7 @@ class Batches(_Loaded):
     @property
     def items_per_epoch(self) -> int | None:
         """Items of an epoch, without those that no step is left for; None if that is unknown."""
-        steps, own = self.steps_per_epoch, self.own
+        steps, own = self.steps_per_epoch, self.own_order
         if steps is None or (isinstance(own, IndexOrder) and own.order.batch_sampler is not None):
             return None
         items = steps * self.of_step * self.sampler.micro
@@ -418,24 +420,24 @@ class Batches(_Loaded):
 
     def place(self, step: int) -> tuple[int, int]:
         """(epoch, optimizer step in it) after `step` steps of the run; of `own`, the place that it counts itself."""
-        if self.own is not None:
-            return self.own.passes, self.own.batches // self.of_step
+        if self.own_order is not None:
+            return self.own_order.passes, self.own_order.batches // self.of_step
         return divmod(step, self.per_epoch // self.accumulation)  # type: ignore[operator]
 
     @property
     def counters(self) -> tuple[Callable[[], tuple[int, int]], Callable[[], int]] | tuple[()]:
         """Functions for the (epoch, step in it) and the items made so far; () if both follow from the step."""
-        own = self.own
+        own = self.own_order
         return () if own is None else ((lambda: self.place(0)), (lambda: own.made))
 
     def state(self) -> dict[str, Any] | None:
         """The position in `own`, for a checkpoint; None if it follows from the step."""
-        return None if self.own is None else self.own.state()
+        return None if self.own_order is None else self.own_order.state()
 
     def load(self, state: dict[str, Any] | None) -> None:
         """Continue at a position that `state` returned."""
-        if self.own is not None and state is not None:
-            self.own.load(state)
+        if self.own_order is not None and state is not None:
+            self.own_order.load(state)
 
 
 class EvalBatches(_Loaded):
@@ -461,9 +463,9 @@ class EvalBatches(_Loaded):
             loader.eval_workers, loader.eval_prefetch, loader.eval_persistent, order.worker_init_fn
         )
         self._items = item_count(data)
-        self._own: IndexOrder | StreamOrder | None = None
+        self._own_order: IndexOrder | StreamOrder | None = None
         if isinstance(data, Stream):
-            stream = self._own = StreamOrder(
+            stream = self._own_order = StreamOrder(
                 data, order, self._micro, collate, config.run.seed, loader.eval_workers
             )
             super().__init__(stream, config, pin, workers, batch_size=None)
@@ -478,18 +480,18 @@ class EvalBatches(_Loaded):
                 source, config, pin, workers, **({"batch_sampler": _Lists(self)} if self.shares else lists)
             )
             return
-        self._own = IndexOrder(order, self._items, self._micro, config.run.seed)
-        super().__init__(source, config, pin, workers, batch_sampler=self._own)
-        self._first = self._own.state()
+        self._own_order = IndexOrder(order, self._items, self._micro, config.run.seed)
+        super().__init__(source, config, pin, workers, batch_sampler=self._own_order)
+        self._first = self._own_order.state()
 
     def __iter__(self) -> Iterator[Batch]:
-        if isinstance(self._own, StreamOrder):
-            self._own.restart()
-            return self._streamed(self._own)
-        if isinstance(self._own, IndexOrder):
-            self._own.load(self._first)  # the same order every time
-            self._own.start()
-            return self._begun(self._own.tensors())
+        if isinstance(self._own_order, StreamOrder):
+            self._own_order.restart()
+            return self._streamed(self._own_order)
+        if isinstance(self._own_order, IndexOrder):
+            self._own_order.load(self._first)  # the same order every time
+            self._own_order.start()
+            return self._begun(self._own_order.tensors())
         return self._begun(iter(self.lists()))
 
     def divide(self, limit: int | None, even: bool) -> int:

@@ -140,7 +140,7 @@ class HangWatch:
         self._moves = self._quiet = 0
         self._stopping = threading.Event()
         self._listening: StackRequests | None = None
-        self._question = self._answered = self._told = ""
+        self._question = self._answered = self._told_question = ""
 
     def start(self) -> None:
         """Start watching; on the thread that trains."""
@@ -152,7 +152,7 @@ class HangWatch:
         thread = threading.Thread(target=self._work, args=(self._stopping,), name="ndd-hang", daemon=True)
         thread.start()
         self._listening = StackRequests(self._main, thread.native_id or 0)
-        self._world.notes.put(f"{_LISTENS}/{self._world.rank}", json.dumps(self._listening.told))
+        self._world.notes.put(f"{_LISTENS}/{self._world.rank}", json.dumps(self._listening.address))
 
     def stop(self) -> None:
         """Stop watching; does not wait."""
@@ -190,8 +190,8 @@ class HangWatch:
             if notes.get(_QUESTION) == self._question:
                 notes.put(_QUESTION, "")
             self._question = ""
-        if self._told:
-            self._told = ""
+        if self._told_question:
+            self._told_question = ""
             self._put(StallEvent(step, 0.0, OVER, f"training continues after step {step:,}"))
             with contextlib.suppress(OSError):
                 self._run.hang.unlink(missing_ok=True)
@@ -258,8 +258,8 @@ class HangWatch:
 
     def _tell(self, question: str, text: str, stacks: Stacks) -> None:
         """Record what was concluded, once."""
-        if question != self._told:
-            self._told = question
+        if question != self._told_question:
+            self._told_question = question
             each = [shortened(f"rank {rank}: {' < '.join(stack)}", 400) for rank, stack in stacks.items()]
             event = StallEvent(
                 self._step(), self.limit_s, "collective", text, ADVICE["collective"], processes=each
@@ -332,12 +332,12 @@ def told_frames(stack: Sequence[Frame]) -> list[str]:
 class StackRequests:
     """Lets other processes ask for the stack of a thread of this one.
 
-    told: what they need for that; None where the signal is used for something else, or there is no such signal.
+    address: what they need for that; None where the signal is used for something else, or there is no such signal.
     """
 
     def __init__(self, thread: int, asked: int) -> None:
         """thread: its identifier. asked: the native id of a thread that waits in Python, which receives the signal."""
-        self.told: dict[str, int] | None = None
+        self.address: dict[str, int] | None = None
         self._file: IO[bytes] | None = None
         number = getattr(signal, "SIGRTMAX", 0) - 2
         with contextlib.suppress(OSError, ValueError, RuntimeError, AttributeError):
@@ -345,16 +345,16 @@ class StackRequests:
                 self._file = tempfile.TemporaryFile()  # noqa: SIM115  as long as this listens
                 faulthandler.register(number, self._file, all_threads=True)
                 self._number = number
-                self.told = {
+                self.address = {
                     "pid": os.getpid(), "asked": asked, "thread": thread,
                     "signal": number, "file": self._file.fileno(),
                 }  # fmt: skip
 
     def stop(self) -> None:
         """Listen no more."""
-        if self.told is not None:
+        if self.address is not None:
             faulthandler.unregister(self._number)
-            self.told = None
+            self.address = None
         if self._file is not None:
             self._file.close()
 

@@ -78,7 +78,7 @@ class Agreement:
         self._goes_on(step, 1)
 
     def _goes_on(self, step: int, steps: int) -> None:
-        self._since, self._next, self._told = step, step + steps, False
+        self._since, self._next, self._reported = step, step + steps, False
         self.rested()
 
     def rested(self) -> None:
@@ -105,8 +105,8 @@ class Agreement:
         if world.device.type == "cuda":
             torch.cuda.synchronize(world.device)  # the host must not be ahead of the exchange
         ranks = [f"{name}/{rank}" for rank in range(world.size)]
-        if not self._told:
-            self._told = True
+        if not self._reported:
+            self._reported = True
             world.store.set(ranks[world.rank], str(step))
         if world.place.first and world.store.check(ranks):
             world.store.set(name, str(max(step, *(int(world.store.get(key)) for key in ranks)) + 1))

@@ -302,7 +302,7 @@ def leave_cause(ranks: OtherRanks, cause: Cause, rank: int | None = None) -> Cau
 def first_over(ranks: OtherRanks) -> Cause | None:
     """Why another rank ended early, if one said so."""
     rank = ranks.notes.get("over")
-    return None if rank is None or int(rank) == ranks.place.rank else _told(ranks.notes, int(rank))
+    return None if rank is None or int(rank) == ranks.place.rank else _cause_of(ranks.notes, int(rank))
 
 
 def other_over(ranks: OtherRanks) -> Cause | None:
@@ -324,7 +324,7 @@ def others(ranks: OtherRanks, error: BaseException, text: str, place: str) -> Ca
     neighbours = HostRanks(ranks)
     while time.monotonic() < deadline:
         neighbours.gone()
-        told = [cause for other in _others(ranks) if (cause := _told(ranks.notes, other)) is not None]
+        told = [cause for other in _others(ranks) if (cause := _cause_of(ranks.notes, other)) is not None]
         if stopped := next((cause for cause in told if cause.status != "failed"), None):
             return stopped
         if told:
@@ -373,7 +373,7 @@ def _others(ranks: OtherRanks) -> Iterable[int]:
     return (rank for rank in range(here.size) if rank != here.rank)
 
 
-def _told(notes: Notes, rank: int) -> Cause | None:
+def _cause_of(notes: Notes, rank: int) -> Cause | None:
     """Why a rank ended, in its own words."""
     found = notes.get(f"over/{rank}")
     if found is None:

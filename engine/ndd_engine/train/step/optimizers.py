@@ -201,7 +201,7 @@ class Optimizers:
         """graphed: the step will be captured in a CUDA graph."""
         self._parts, self._config, self._total_steps = parts, config, total_steps
         self._model, self._device, self._graphed = model, device, graphed
-        self.own = parts.optimizers is not None
+        self.from_factory = parts.optimizers is not None
         self.by_name: dict[str, Optimizer] = {}
         self._alone = False
         if parts.optimizers is None:
@@ -285,7 +285,7 @@ class Optimizers:
             lr = self._checked(parts.lr(step, self._total_steps), step)
             self._rate = lr
             self._write(lr, step)
-        elif self.own:
+        elif self.from_factory:
             if parts.schedulers or (schedule.kind == "constant" and not schedule.warmup_steps):
                 return
             for name, optimizer in self.by_name.items():
@@ -332,13 +332,13 @@ class Optimizers:
 
     def moment_bytes(self) -> int:
         """As the function of this name. Optimizers of a factory are tried on tensors without memory; 0 if they fail."""
-        if self.own:
+        if self.from_factory:
             return sum(map(_state_bytes, self.by_name.values()))
         return moment_bytes(self._config.optimizer, self._model)
 
     def state(self) -> dict[str, Any]:
         """State for a checkpoint: "optimizer", and for a factory's optimizers also their options and schedulers."""
-        if not self.own:
+        if not self.from_factory:
             return {"optimizer": self.by_name[""].state_dict(), **self._scheduler_state()}
         states = {name: optimizer.state_dict() for name, optimizer in self.by_name.items()}
         found: dict[str, Any] = {"optimizer": states.get("", states)}
@@ -350,7 +350,7 @@ class Optimizers:
 
     def load(self, state: dict[str, Any]) -> None:
         """Restore `state`. Raises ValueError or KeyError if it belongs to other optimizers."""
-        if self.own:
+        if self.from_factory:
             self._load_own(state)
         else:
             self._load_made(state["optimizer"])
@@ -361,7 +361,7 @@ class Optimizers:
             )
         for item, saved in zip(self._parts.schedulers, schedulers, strict=True):
             item.scheduler.load_state_dict(copy.deepcopy(saved))
-        self._set = None if self.own else self.lr
+        self._set = None if self.from_factory else self.lr
 
     def _load_made(self, saved: dict[str, Any]) -> None:
         if "param_groups" not in saved:

@@ -170,7 +170,7 @@ class Stepper:
         # Whether compiled code runs as CUDA graphs, whose outputs share memory that each run overwrites.
         self._pools = device.type == "cuda" and config.speed.compile in POOLING
         # Gradients in memory of their own.
-        self._kept: dict[nn.Parameter, Tensor] = {}
+        self._gradients: dict[nn.Parameter, Tensor] = {}
         for thing in self.workload_parts.stateful.values():
             if isinstance(thing, nn.Module):
                 thing.to(device)
@@ -258,7 +258,7 @@ class Stepper:
             self.parts.clock = None
         self.finish_step(enter, step)
         if self.config.optimizer.set_to_none:
-            self._kept.clear()
+            self._gradients.clear()
         enter(phase.LOG)
         return total
 
@@ -415,8 +415,8 @@ class Stepper:
         if self.config.batch.accumulation == 1 and self.config.optimizer.set_to_none:
             return  # the gradients are used and dropped before the next backward pass
         for parameter in self.parameters:
-            if (grad := parameter.grad) is not None and self._kept.get(parameter) is not grad:
-                parameter.grad = self._kept[parameter] = grad.clone()
+            if (grad := parameter.grad) is not None and self._gradients.get(parameter) is not grad:
+                parameter.grad = self._gradients[parameter] = grad.clone()
 
     def update(self, enter: Callable[[int], object]) -> None:
         """Clip gradients and step the optimizer."""
