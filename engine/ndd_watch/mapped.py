@@ -169,8 +169,8 @@ COLUMNS = 24
 # OPEN: backward passes since the last step ended, those whose gradients were zeroed again and those after them;
 # published where they are more than usual. LEFT: batches since then that went through the model with gradients, and
 # without a backward pass; only where phases are timed. PAUSED: 1 during a pause. AT and what follows is written by the
-# console: the step after which the process obeys, the id of the process that holds a pause or 0, and how many captures,
-# checkpoints, evaluations and looks at what it keeps were asked for.
+# console: the step after which the process obeys, and the id of the process that holds a pause or 0. Then come counts
+# of requests: captures, checkpoints, evaluations, and looks at what the process keeps.
 (
     MAGIC, PID, NATIVE, LAST, CURRENT, TIMED, BASE, TRAINER, DONE, CORRECTION, ELSEWHERE, MICRO, SKIPPED, BEGUN, ROWS,
     LINES, DROPPED, PAUSED, INPUT, PENDING, FIRST_NS, STARTS,

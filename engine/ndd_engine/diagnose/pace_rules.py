@@ -167,7 +167,7 @@ CLEAR, LIKELY, SMALL = (
     Bounds(0.05, 4.0, 0.8, 0.1, 1.1), Bounds(0.2, 2.0, 0.7, 0.1, 1.4), Bounds(0.2, 0.0, 0.55, -1.0, 10.0)
 )  # fmt: skip
 # What a rise at one moment has to be: part of the step time, multiple of the noise, so much better than a line, and
-# points before and after it; which part of those before it may be high.
+# points before and after it. The last one is the part of those before it that may be high.
 ROSE, ROSE_NOISE, ROSE_FITS, ROSE_POINTS, ROSE_EARLY = 0.1, 4.0, 1.5, 3, 0.25
 
 

@@ -273,9 +273,10 @@ GpuCounters = Annotated[Json, _As(_GpuCounters)]
 Gpu = Annotated[Json, _As(_Gpu)]
 MarkData = Annotated[Json, _As(_MarkData)]
 Side = Annotated[Json, _As(_Side)]
-# The rank that holds up the others: late_ns a step longer than the median rank, of it phase_ns in phase; ceiling: speed
-# with that rank as fast as the next slowest, over now, at most; where: file, line and function, if known. count: number
-# of stragglers, this one included, to which the ceiling then refers; same_host: they are all ranks of a host.
+# The rank that holds up the others. late_ns: how much longer its step is than that of the median rank; phase_ns: of
+# that, in phase. ceiling: speed with that rank as fast as the next slowest, over now, at most. where: file, line and
+# function, if known. count: number of stragglers, this one included, to which the ceiling then refers. same_host: they
+# are all ranks of a host.
 Late = Annotated[Json, _As(_Late)]
 # Rows of events; see StacksEvent, FunctionsEvent, HoldersEvent, KernelsEvent, BaselineEvent and RanksEvent.
 Frame = tuple[str, str, Count, str, Count, Count]

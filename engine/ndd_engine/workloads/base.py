@@ -209,9 +209,9 @@ class Metric(Protocol):
     def result(self) -> dict[str, float]:
         """Values by name, "loss" among them; the first one is the headline metric."""
 
-    # Optional, so that several ranks can share an evaluation: `mergeable`, true if the order of the batches does not
-    # matter; `parts()`, what this metric has accumulated (tensors and numbers in lists or dicts); and `merge(parts)`,
-    # which replaces that by the parts of all ranks. Otherwise every rank evaluates everything.
+    # Three more are optional, so that several ranks can share an evaluation. `mergeable` is true if the order of the
+    # batches does not matter. `parts()` returns what this metric has accumulated: tensors and numbers in lists or
+    # dicts. `merge(parts)` replaces that by the parts of all ranks. Otherwise every rank evaluates everything.
 
 
 @dataclass
