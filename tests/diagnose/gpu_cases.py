@@ -13,6 +13,11 @@ OLD_GPU = {
     "precision": "fp32",
     "gpu": {"profile": {"dense_tflops": {"tf32": 494.7, "fp32": 66.9}}},
 }
+_COMMAND = {
+    "config": {"script": {"command": ["python", "train.py"]}, "batch": {"accumulation": 1, "micro": 8}},
+    "precision": "",
+}
+SCRIPT, SCRIPT_ON_OLD_GPU = {**GPU_RUN, **_COMMAND}, {**OLD_GPU, **_COMMAND}
 TF32_WORK = work(flops_per_step=600 * 10**9, peak_tflops=66.9, peak_kind="fp32", accumulation=1)
 CONVOLUTION_NS = 60_000_000
 UNPINNED = ("precision.amp=bf16", "loader.pin_memory=false")
@@ -112,6 +117,21 @@ GPU = [
             work=work(flops_per_step=10**9, peak_tflops=494.7, peak_kind="tf32"),
         ),
         ("precision.amp=bf16",),
+    ),
+    # A script's operations are not counted: the kernels of a capture show the format.
+    Pair(
+        "tf32",
+        gpu(run=SCRIPT_ON_OLD_GPU, kernels=replace(capture("kernels"), products_ns={"fp32": 50_000_000})),
+        gpu(run=SCRIPT_ON_OLD_GPU, kernels=replace(capture("kernels"), products_ns={"tf32": 50_000_000})),
+        ("precision.tf32=true",),
+        "script",
+    ),
+    Pair(
+        "amp",
+        gpu(run=SCRIPT, kernels=replace(capture("kernels"), products_ns={"fp32": 1_000, "tf32": 50_000_000})),
+        gpu(run=SCRIPT, kernels=replace(capture("kernels"), products_ns={"tf32": 1_000_000})),
+        ("precision.amp=bf16",),
+        "script",
     ),
     Pair(
         "cudnn-benchmark",

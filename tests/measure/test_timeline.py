@@ -274,6 +274,26 @@ def test_collectives_are_split_into_exposed_and_hidden() -> None:
     assert (found.collective_ns, found.exposed_ns, found.busy_ns) == (40, 30, 80)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ampere_sgemm_128x64_tn", "fp32"),
+        ("cutlass_80_simt_sgemm_128x128_8x4_nn_align1", "fp32"),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8", "fp32"),
+        ("cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4", "tf32"),
+        ("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32", "tf32"),
+        ("ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_tn", ""),
+        ("turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_nn", ""),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", ""),
+        ("implicit_convolve_sgemm", ""),
+        ("vectorized_elementwise_kernel", ""),
+    ],
+)
+def test_the_number_format_of_a_matrix_product(name: str, kind: str) -> None:
+    found = of_gpu(kernel(0, 40, name), kernel(50, 60), marks=[(0, "forward")])
+    assert found.products_ns == ({kind: 40} if kind else {})
+
+
 def test_a_wait_costs_at_most_the_launch_gap_after_it_that_is_as_long() -> None:
     # Without the wait of 20, the host would have launched 20 earlier.
     seen = [kernel(0, 50), host(32, 52, "aten::item"), kernel(90, 100)]

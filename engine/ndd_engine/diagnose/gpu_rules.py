@@ -6,7 +6,7 @@ shows beside them. The rules apply to runs on a GPU only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ndd_engine.text import counted, percent, size, span, times
@@ -345,17 +345,23 @@ CHOICE = 2.0
 
 def tf32(view: View) -> Finding | None:
     """fp32 matrix products on a GPU that supports TF32."""
+    what, edit = "enable TF32 matrix products", "precision.tf32=true"
+    if view.is_script:
+        return _seen_format(view, "tf32", ("fp32",), "tf32", what, edit)
     if view.precision != "fp32" or view.get("precision.tf32") is not False:
         return None
-    return _format(view, "tf32", "tf32", "enable TF32 matrix products", "precision.tf32=true")
+    return _format(view, "tf32", "tf32", what, edit)
 
 
 def amp(view: View) -> Finding | None:
     """fp32 or TF32 on a GPU with a faster format."""
+    kind = "bf16" if "bf16" in _peaks(view) else "fp16"
+    what, edit = f"use mixed precision ({kind})", f"precision.amp={kind}"
+    if view.is_script:
+        return _seen_format(view, "amp", ("fp32", "tf32"), kind, what, edit)
     if view.precision not in ("fp32", "tf32") or view.get("precision.amp") != "off":
         return None
-    kind = "bf16" if "bf16" in _peaks(view) else "fp16"
-    return _format(view, "amp", kind, f"use mixed precision ({kind})", f"precision.amp={kind}")
+    return _format(view, "amp", kind, what, edit)
 
 
 def cudnn_benchmark(view: View) -> Finding | None:
@@ -429,6 +435,30 @@ def _format(view: View, cause: str, kind: str, what: str, edit: str) -> Finding 
     gain = f"{then:g} TFLOP/s in {kind} ({times(then / now)})"
     draft.saw(f"peak {now:g} TFLOP/s now, {gain}", "published peaks")
     draft.saw(f"the run reaches {percent(mfu)} of the current peak (MFU)", "counted operations")
+    draft.change(what, edit)
+    return draft.done()
+
+
+def _seen_format(
+    view: View, cause: str, formats: Sequence[str], kind: str, what: str, edit: str
+) -> Finding | None:
+    """The same for a script, whose operations are not counted: a capture shows the formats of its matrix products."""
+    peaks, capture = _peaks(view), view.kernels
+    then = peaks.get(kind)
+    if capture is None or not then:
+        return None
+    slower = {name: peaks[name] for name in formats if 0 < peaks.get(name, 0.0) < then}
+    shares = {name: capture.products_ns.get(name, 0) / capture.wall_ns for name in slower}
+    spent = sum(shares.values())
+    gained = min(sum(share * (1 - slower[name] / then) for name, share in shares.items()), view.model.share)
+    if gained < FLOOR:
+        return None
+    names = " and ".join(name for name, share in shares.items() if share)
+    title = f"matrix products in {names} take {percent(spent)} of the time"
+    draft = Draft(cause, title, view.part(gained), "possible")
+    draft.saw(f"kernels of matrix products in {names} take {percent(spent)} of a profiler capture", CAPTURE)
+    now = ", ".join(f"{slower[name]:g} TFLOP/s in {name}" for name, share in shares.items() if share)
+    draft.saw(f"peak {now}, {then:g} in {kind}", "published peaks")
     draft.change(what, edit)
     return draft.done()
 

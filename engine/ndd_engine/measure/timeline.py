@@ -55,6 +55,9 @@ _FUSED = re.compile(r"triton_[a-z]{3}_")
 _CONVOLVES = re.compile(r"conv(?!ert)", re.IGNORECASE)
 _CONVOLUTION = re.compile(r"conv|wgrad|dgrad|fprop|winograd|im2col|col2im|implicit_gemm", re.IGNORECASE)
 _NO_CONVOLUTION = re.compile(r"bn_|batch_?norm|convert", re.IGNORECASE)
+# Kernels that multiply matrices of 32 bits, of cuBLAS, cuDNN and CUTLASS: on tensor cores they round to TF32.
+_PRODUCT = re.compile(r"^(?!.*(f16|fp16|half))(.*(?<!convolve_)sgemm|.*s1688gemm|.*f32f32)", re.IGNORECASE)
+_ROUNDS = re.compile(r"tf32|s1688gemm", re.IGNORECASE)
 _GRAPH = "GraphLaunch"
 
 
@@ -243,6 +246,7 @@ class CaptureTimeline:
     queued: list[Kernel] = field(default_factory=list)
     waits: list[Kernel] = field(default_factory=list)
     after_waits_ns: int = 0
+    products_ns: dict[str, int] = field(default_factory=dict)
 
 
 def timeline(
@@ -298,7 +302,18 @@ def timeline(
         queued=_summed((kind, high - low) for (low, high), kind in queued.items()),
         waits=_idle_in(waits, waited),
         after_waits_ns=after,
+        products_ns=_products(computed, begin, end),
     )
+
+
+def _products(computed: Sequence[TraceEvent], begin: int, end: int) -> dict[str, int]:
+    """See `products_ns` of record.events.KernelsEvent."""
+    found: dict[str, int] = {}
+    for item in computed:
+        if _PRODUCT.search(item.name):
+            kind = "tf32" if _ROUNDS.search(item.name) else "fp32"
+            found[kind] = found.get(kind, 0) + min(item.end, end) - max(item.begin, begin)
+    return found
 
 
 def _alone(running: Sequence[Interval], others: Iterable[TraceEvent], begin: int, end: int) -> int:
