@@ -434,6 +434,8 @@ OF_GPU = (
     r"|rocblas_status_memory_error|rocsparse_status_memory_error|miopenStatusAllocFailed"
     r"|\b(?:cuda|hip)Error(?:MemoryAllocation|OutOfMemory)\b|\b(?:CUDA|HIP)_ERROR_OUT_OF_MEMORY\b"
 )
+# The same on the host, also where torch raises a plain RuntimeError.
+OF_HOST = r"can't allocate memory|not enough memory|DefaultCPUAllocator|Cannot allocate memory"
 # The start of the names of snapshots.
 NAME = "memory"
 # Entries of the history that are kept, the newest ones.

@@ -328,7 +328,7 @@ class Observer:
                 if S[TRAINER] == get_ident():
                     self.emitter.fail(reason_of(given[2]))
                     if self._tried is not None:
-                        self._tried.failed(reason_of(given[2]))
+                        self._tried.failed(given[2], reason_of(given[2]))
             elif event == "exec":
                 if "_dynamo" in given[0].co_filename:
                     self.hooks.probes.known_to_compilers()

@@ -23,6 +23,7 @@ import contextlib
 import json
 import os as _os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -35,6 +36,7 @@ from typing import Any, Callable, NoReturn
 from . import CAPTURES, FOLDER, LINKED, MEMORY, REFUSED, clock
 from .apart import Dropped, module_of, of_library, os
 from .clock import CURRENT, DATA_WAIT, S
+from .holders import OF_GPU, OF_HOST
 from .looks import own
 from .mapped import MICRO, MOST_ROWS, ROW_WIDTH, ROWS, ROWS_AT
 from .waits import place
@@ -318,8 +320,8 @@ def _folder() -> str:
 LOSSES = 10
 # Lengths of steps that are kept.
 MOST_LENGTHS = 2048
-# Words of an error that is one of memory.
-_OF_MEMORY = ("OutOfMemoryError", "MemoryError", "allocate memory")
+# An error of memory, by its text.
+_OF_MEMORY = re.compile(f"{OF_GPU}|{OF_HOST}", re.IGNORECASE)
 
 # Changes that were made when torch had been imported, by key.
 started: dict[str, Any] = {}
@@ -485,9 +487,9 @@ class Script(Trainer):
         with contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(body).encode() + b"\n")
 
-    def failed(self, reason: str) -> None:
-        """The script ends with an error."""
-        kind = "oom" if any(words in reason for words in _OF_MEMORY) else "failed"
+    def failed(self, error: Any, reason: str) -> None:
+        """The script ends with an error, whose first line is this reason."""
+        kind = "oom" if isinstance(error, MemoryError) or _OF_MEMORY.search(reason) else "failed"
         self.send({"error": reason, "kind": kind})
 
 

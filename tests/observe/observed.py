@@ -99,6 +99,6 @@ def recorded(folder: Path) -> dict[str, list[dict[str, Any]]]:
         found.setdefault(process.name, []).append(line)
         # Whatever it writes is an event of the record.
         assert parse(json.dumps(line)) is not None, line
-    assert not records.damaged
+    assert not records.lost
     records.close()
     return found

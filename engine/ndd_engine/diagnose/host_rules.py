@@ -34,6 +34,8 @@ FASTER = 1.1
 FASTER_ALONE = 1.3
 # The same for times from the run itself, which are noisier.
 FASTER_IN_RUN = 1.35
+# Part of what other processes use, from which on it helps to stop one of them.
+LARGE = 0.3
 # Maximum share of one collection in the time between two, and the intervals in steps that are proposed.
 GC_SHARE = 0.06
 GC_STEPS = (50, 100, 200, 500, 1000, 2000)
@@ -117,6 +119,11 @@ def neighbour_cores(view: View) -> Finding | None:
         pid: f"{printable(name)} (pid {pid}, {cores:.1f} cores)" for pid, name, cores in use.neighbours[:3]
     }
     own_names = [text for pid, text in names.items() if pid in use.stoppable]
+    # To stop a process that uses little of what the others use would not help.
+    large = [
+        names[pid] for pid, _, cores in use.neighbours[:3]
+        if pid in use.stoppable and cores >= LARGE * use.others
+    ]  # fmt: skip
     rest = [text for pid, text in names.items() if pid not in use.stoppable]
     if own_names:
         draft.saw(f"your own: {', '.join(name.removeprefix('your ') for name in own_names)}", SAMPLES)
@@ -128,12 +135,12 @@ def neighbour_cores(view: View) -> Finding | None:
         text = f"{view.threads} threads synchronise at every operator, so the cost has no upper bound"
         draft.saw(text, CONFIG)
         draft.unbounded()
-    if own_names:
-        first = own_names[0]
+    if large:
+        first = large[0]
         of_run = first.startswith("your run ")
         draft.change(f"pause, stop or move {first}" if of_run else f"stop or move your own process {first}")
     draft.add(_fewer_threads(view, use.usable - use.others))
-    if not own_names:
+    if not large:
         draft.change("run on other cores or another machine, or wait until the other processes have ended")
     return draft.done()
 

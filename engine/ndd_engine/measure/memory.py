@@ -20,7 +20,7 @@ from ndd_engine.errors import text_of
 from ndd_engine.files import replacing
 from ndd_engine.record.events import Holder, HoldersEvent
 from ndd_engine.text import printable, size
-from ndd_watch.holders import OF_GPU, record
+from ndd_watch.holders import OF_GPU, OF_HOST, record
 from ndd_watch.looks import user_file
 
 from .source import growing_line
@@ -30,9 +30,7 @@ if TYPE_CHECKING:
 
 _OF_GPU = re.compile(OF_GPU, re.IGNORECASE)
 # Of the host: torch's allocator and the system.
-_OF_HOST = re.compile(
-    r"can't allocate memory|not enough memory|DefaultCPUAllocator|Cannot allocate memory", re.IGNORECASE
-)
+_OF_HOST = re.compile(OF_HOST, re.IGNORECASE)
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
@@ -70,7 +68,7 @@ _FOREIGN = re.compile(
 
 
 # This product's packages, except the workloads.
-_PRODUCT = re.compile(r"(^|/)ndd_(engine/(?!workloads/)|console/|profiles/)")
+_PRODUCT = re.compile(r"(^|/)_?ndd_(engine/(?!workloads/)|watch/|console/|profiles/)")
 
 
 _NOTEBOOK = re.compile(r"/ipykernel_\d+/|^<ipython-input|^Cell ")

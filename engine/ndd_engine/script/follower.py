@@ -426,8 +426,8 @@ class Follower:
         self._watch.close()
         for event in self._ranks.finish():
             self._put(event)
-        if damaged := self._records.damaged:
-            text = f"{counted(damaged, 'line')} of the observer's records could not be read"
+        if lost := self._records.lost:
+            text = f"{counted(lost, 'line')} of the observer's records could not be written or read"
             self._put(MarkEvent("warning", self.step, text))
 
     @property

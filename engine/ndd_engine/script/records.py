@@ -133,6 +133,11 @@ class Process:
         self._t = 0.0
 
     @property
+    def too_long(self) -> int:
+        """Lines that the process could not write, since they were too long."""
+        return self._reader.value(mapped.DROPPED)
+
+    @property
     def steps(self) -> int:
         """Steps of the thread that trains, so far."""
         value = self._reader.value
@@ -288,7 +293,7 @@ class Process:
 
 
 class Records:
-    """The processes of a folder, as they come. damaged: lines that could not be read."""
+    """The processes of a folder, as they come."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -296,9 +301,9 @@ class Records:
         self._known: set[str] = set()
 
     @property
-    def damaged(self) -> int:
-        """Lines that could not be read."""
-        return sum(process.damaged for process in self.processes)
+    def lost(self) -> int:
+        """Lines that could not be read, or not be written since they were too long."""
+        return sum(process.damaged + process.too_long for process in self.processes)
 
     def new(self, final: bool = False) -> Iterator[tuple[Process, Line]]:
         """(process, line) of everything since the last call, in order for each process. final: all have ended."""
