@@ -563,7 +563,7 @@ class View:
         return self._sampled(*phases)
 
     def _sampled(self, *phases: str) -> CodePlace | None:
-        """The same by stack samples, which scripts and old records have: the busiest line of a function."""
+        """The same by stack samples, which scripts have: the busiest line of a function."""
         stacks = self.snapshot.stacks
         if stacks is None:
             return None

@@ -6,7 +6,6 @@ The traces of profiler captures that the processes have written on request are r
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -47,7 +46,7 @@ from ndd_engine.record.events import (
     NotFiniteEvent,
     RunEvent,
     WindowEvent,
-    parse,
+    decoded,
 )
 from ndd_engine.record.figures import capture_text
 from ndd_engine.record.rundir import RunDir
@@ -165,8 +164,7 @@ class TrainedProcesses:
             self._process, self._before, self.offset, self.ended = process, self.step, self.step, None
         if line["type"] == "run":
             self.offset = max(self._before - int(line.get("resumed_step") or 0), 0)
-        parsed = parse(json.dumps(_later(line, self.offset)))
-        if parsed is None:
+        if (parsed := decoded(_later(line, self.offset))) is None:
             raise ValueError("no event of the record")
         _, event = parsed
         if isinstance(event, RunEvent):

@@ -48,7 +48,7 @@ def absent(title: str, why: str) -> Table:
 
 
 def code(snapshot: Snapshot) -> Table:
-    """Functions of a profiled step; before there is one, and in old records, stack samples."""
+    """Functions of a profiled step; before there is one, stack samples."""
     if snapshot.functions is not None:
         return functions(snapshot, snapshot.functions)
     if snapshot.stacks is not None and snapshot.stacks.looks:
