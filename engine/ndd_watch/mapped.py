@@ -375,6 +375,7 @@ class Reader:
         return [self.value(LENGTHS_AT + step % MOST_LENGTHS) for step in range(begin, end)]
 
 
+# In the order in which they are shown; `other` is the wall time outside the other phases.
 PHASES = (
     "data_wait", "to_device", "forward", "loss", "backward", "clip", "optimizer", "zero_grad", "log", "evaluate",
     "checkpoint", "other",

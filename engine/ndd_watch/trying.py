@@ -437,6 +437,8 @@ class Script(Trainer):
         sides = []
         # Where items are padded to the longest one of a batch, there is no single shape.
         item = list(next(iter(self._items))) if len(self._items) == 1 else None
+        from .changes import PREFETCH
+
         for changes in self._sides:
             unknown = "", None, ""
             settings = {
@@ -451,7 +453,7 @@ class Script(Trainer):
                 "steps_per_epoch": passes.per_pass, "settings": settings,
                 "losses": list(losses.values()), "loss_steps": list(losses), "lengths_us": list(self._lengths),
                 "item": item, "of_tokens": self._steps.whole_numbers, "peak_bytes": _peak(self._torch, device),
-                "stock": -(-(loader.get("workers") or 0) * (loader.get("prefetch") or 2) // self._micro),
+                "stock": -(-(loader.get("workers") or 0) * (loader.get("prefetch") or PREFETCH) // self._micro),
             })  # fmt: skip
         return {"sides": sides}
 

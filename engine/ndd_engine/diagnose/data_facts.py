@@ -7,6 +7,7 @@ from math import ceil
 from ndd_engine.record.events import LoaderEvent
 from ndd_engine.record.snapshot import OTHERS
 from ndd_engine.text import counted, duration, number, printable, size, span
+from ndd_watch.changes import MOST_WORKERS, PREFETCH
 
 from .finding import Change, Evidence
 from .view import BASELINE, CONFIG, RANK_CLOCKS, SAMPLES, SLOWED, Draft, View
@@ -20,15 +21,14 @@ COPY_BYTE_NS = 2.0
 KEEPS_UP = 0.5
 # From this share of a step's CPU time on, loader workers slow the model down.
 DISTURBS = 0.1
-MOST_WORKERS = 16
 # A script whose items take longer than this to read, all once, is not asked to cache them.
 LONGEST_READ_NS = 30e9
 # What an item takes in memory beside its numbers: its container and its tensors.
 ITEM_BYTES = 1024
 # Workers make most batches in time where the median of the wait is below this part of its mean.
 UNEVEN = 0.2
-# Batches that torch's workers load ahead, and the most that are proposed.
-USUAL_AHEAD, MOST_AHEAD = 2, 16
+# The most batches of a worker ahead that are proposed.
+MOST_AHEAD = 16
 # Below this part of the cores in use, workers wait for something else.
 IDLE = 0.5
 # A worker that makes a batch of a script in less time than this spends most of it on sending it.
@@ -154,7 +154,7 @@ def smoother(view: View) -> list[Change]:
     wait = view.phases.get("data_wait")
     if not view.workers or wait is None or wait.p50_ns is None or wait.p50_ns > UNEVEN * view.wait.ns:
         return []
-    ahead = view.whole("loader.prefetch") or USUAL_AHEAD
+    ahead = view.whole("loader.prefetch") or PREFETCH
     found = []
     if ahead < MOST_AHEAD:
         text = "load further ahead: most batches are ready in time, and some come late"

@@ -14,10 +14,10 @@ from typing import Any
 
 from ndd_engine.record.events import LoaderEvent
 from ndd_engine.text import counted, number, percent, printable, span
+from ndd_watch.changes import MOST_WORKERS
 from ndd_watch.mapped import FIRST_BATCH
 
 from .data_facts import (
-    MOST_WORKERS,
     as_made_ns,
     batch_ns,
     computes,

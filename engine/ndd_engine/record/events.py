@@ -13,6 +13,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import TypeAdapter
 from pydantic_core import from_json
 
+from ndd_watch.mapped import PHASES as PHASES
+
 from .event import (
     VERSION,
     AnyTable,
@@ -52,22 +54,6 @@ from .event import RankEvent as RankEvent
 from .event import RanksEvent as RanksEvent
 from .event import StallEvent as StallEvent
 from .event import writable as writable
-
-# Phases of a step in display order; `other` is the wall time outside the other phases.
-PHASES = (
-    "data_wait",
-    "to_device",
-    "forward",
-    "loss",
-    "backward",
-    "clip",
-    "optimizer",
-    "zero_grad",
-    "log",
-    "evaluate",
-    "checkpoint",
-    "other",
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ from ndd_engine.train.request import OtherRanks, RunRequest
 from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.optimizers import Precision, make_precision
 from ndd_engine.train.training_run import TrainingRun
-from ndd_watch.changes import LOADER, MODEL, switched_by
+from ndd_watch.changes import LOADER, MODEL, PREFETCH, switched_by
 from ndd_watch.trying import Trainer, gate, signal_to, still
 
 from .outcome import CACHES, LOSSES, Parts, SideFacts, differences
@@ -56,8 +56,6 @@ from .outcome import CACHES, LOSSES, Parts, SideFacts, differences
 ORPHANED_S = 0.2
 # Steps of a run that never ends by itself.
 ENDLESS = 1 << 60
-# Batches that each worker makes beforehand, where nothing else is set: torch's default.
-PREFETCH = 2
 # Findings that say nothing about what takes the time.
 _NO_CAUSE = ("too-short", "healthy")
 
