@@ -28,8 +28,9 @@ from ndd_engine.hardware.gpus import Gpu
 from ndd_engine.record.events import Event, MarkEvent, MemoryEvent, ScalarsEvent, WindowEvent, WorkEvent
 from ndd_engine.text import printable
 from ndd_watch.apart import Compilations
+from ndd_watch.clock import S
 from ndd_watch.finite import Finite
-from ndd_watch.mapped import Heap, allocator
+from ndd_watch.mapped import SKIPPED, Heap, allocator
 from ndd_watch.slowing import Garbage
 
 from .phase_clock import PhaseClock, Window
@@ -41,27 +42,38 @@ from .stalls import Frame, of_thread
 class LossReader:
     """Collects (step, loss) and returns them as floats some steps later, in order.
 
-    extras: newest values of the scalars beside the loss. scalars: (name, value) of those that were logged and arrived.
+    extras: newest values of the scalars beside the loss. skips: (step, whether its update was skipped) of those that
+    arrived. scalars: (name, value) of those that were logged and arrived.
     """
 
     device: torch.device
     every: int
     extras: dict[str, float] = field(default_factory=dict)
+    skips: list[tuple[int, bool]] = field(default_factory=list)
     scalars: list[tuple[str, float]] = field(default_factory=list)
     _steps: list[int] = field(default_factory=list)
     _losses: list[Tensor] = field(default_factory=list)
+    _skips: list[tuple[int, Tensor]] = field(default_factory=list)
     _beside: dict[str, Tensor] = field(default_factory=dict)
     _logged: list[tuple[str, Tensor]] = field(default_factory=list)
-    _flying: deque[tuple[list[int], list[str], list[str], Tensor, Any]] = field(default_factory=deque)
+    # Steps of the losses and of the skips, names of what is beside them and of what was logged, values, and an event.
+    _flying: deque[tuple[list[int], list[int], list[str], list[str], Tensor, Any]] = field(
+        default_factory=deque
+    )
 
-    def add(self, step: int, loss: Tensor, beside: dict[str, Tensor]) -> list[tuple[int, float]]:
+    def add(
+        self, step: int, loss: Tensor, beside: dict[str, Tensor], skip: Tensor | None = None
+    ) -> list[tuple[int, float]]:
         """Add the loss of optimizer step `step` (a detached scalar); returns the losses that have reached the host.
 
-        beside: other scalars on the device; their newest values arrive in `extras`.
+        beside: other scalars on the device; their newest values arrive in `extras`. skip: 0 if a gradient scaler has
+        updated the parameters in this step, above 0 if it skipped that; None without one.
         """
         self._steps.append(step)
         self._losses.append(loss)
         self._beside = beside
+        if skip is not None:
+            self._skips.append((step, skip))
         if len(self._losses) >= self.every:
             self._send()
         return self._arrived() if self._flying else []
@@ -83,7 +95,8 @@ class LossReader:
         if not self._losses and not self._logged:
             return
         logged = [value for _, value in self._logged]
-        values = (*self._losses, *self._beside.values(), *logged)
+        skips = [skip for _, skip in self._skips]
+        values = (*self._losses, *skips, *self._beside.values(), *logged)
         # The call alone takes a microsecond, also where it changes nothing.
         packed = torch.stack([item if item.dtype is torch.float32 else item.float() for item in values])
         event = None
@@ -94,13 +107,14 @@ class LossReader:
             event.record()
             packed = host
         names = [name for name, _ in self._logged]
-        self._flying.append((self._steps, list(self._beside), names, packed, event))
-        self._steps, self._losses, self._logged = [], [], []
+        updates = [step for step, _ in self._skips]
+        self._flying.append((self._steps, updates, list(self._beside), names, packed, event))
+        self._steps, self._losses, self._skips, self._logged = [], [], [], []
 
     def _arrived(self, wait: bool = False) -> list[tuple[int, float]]:
         out: list[tuple[int, float]] = []
         while self._flying:
-            steps, names, logged, packed, event = self._flying[0]
+            steps, updates, names, logged, packed, event = self._flying[0]
             if event is not None:
                 if wait:
                     event.synchronize()
@@ -109,8 +123,9 @@ class LossReader:
             self._flying.popleft()
             values = packed.tolist()
             out += zip(steps, values[: len(steps)], strict=True)
-            last = len(values) - len(logged)
-            self.extras.update(zip(names, values[len(steps) : last], strict=True))
+            begin, last = len(steps) + len(updates), len(values) - len(logged)
+            self.skips += zip(updates, map(bool, values[len(steps) : begin]), strict=True)
+            self.extras.update(zip(names, values[begin:last], strict=True))
             self.scalars += zip(logged, values[last:], strict=True)
         return out
 
@@ -183,7 +198,7 @@ class Reporter:
         # Of this process, also after the end.
         self.children = Children()
         self._compilations, self._heap = Compilations(), Heap()
-        self._finite, self._skipped = Finite(), 0
+        self._finite, self._skipped = Finite(), int(S[SKIPPED])
         self._made = 0  # items at the end of the last window
         self._has_gpu = losses.device.type == "cuda"
         self._told_failure = False
@@ -235,7 +250,11 @@ class Reporter:
         extras = self.losses.extras
         for place, loss in arrived:
             self._finite.read(place, loss)
-        skipped, self._skipped = int(extras.get("skipped", 0)) - self._skipped, int(extras.get("skipped", 0))
+        finite, self._finite.first = self._finite, None
+        for place, skip in self.losses.skips:
+            finite.updated(skip, place - 1)
+        self.losses.skips = []
+        skipped, self._skipped = S[SKIPPED] - self._skipped, S[SKIPPED]
         event = WindowEvent(
             step=step,
             epoch=epoch,
@@ -251,7 +270,9 @@ class Reporter:
             grad_norm=extras.get("grad_norm"),
             loss_scale=extras.get("loss_scale"),
             skipped=skipped,
-            bad_loss=self._finite.loss,
+            first_skipped=finite.first,
+            skipping_since=finite.since,
+            bad_loss=finite.loss,
             gc_ns=pauses.ns,
             gc_count=pauses.number,
             gc_max_ns=pauses.longest_ns,

@@ -185,7 +185,8 @@ class Loop:
                     stepper.optimizer.ended(EPOCH)
                     self._epoch_done(epoch + 1, -(-self.total_steps // self.steps_per_epoch))
                 self.boundary = True
-                arrived = self.losses.add(self.step, loss, stepper.extras)
+                arrived = self.losses.add(self.step, loss, stepper.extras, stepper.skip)
+                stepper.skip = None
                 if arrived:
                     self._check(arrived)
                 if self.callbacks.each_step:

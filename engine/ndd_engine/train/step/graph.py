@@ -105,6 +105,7 @@ class StepGraph:
         self._static: list[Batch] = []
         self._loss: Tensor | None = None
         self._extras: dict[str, Tensor] = {}
+        self._skip: Tensor | None = None
         self._shares: Tensor | None = None  # of the micro-batches, see Stepper.shares; None for equal ones
         self._replay: Replay | None = None
 
@@ -152,6 +153,7 @@ class StepGraph:
         loss = self._loss.clone()
         # An eager step in between has put its own scalars there.
         stepper.extras.update(self._extras)
+        stepper.skip = None if self._skip is None else self._skip.clone()
         clock.enter(phase.LOG)
         return loss
 
@@ -197,7 +199,8 @@ class StepGraph:
                 raise cause from None
             text = f"the CUDA graph cannot be captured: {message_of(cause)}{_where(cause)}"
             raise CaptureError(text) from error
-        self._extras = dict(stepper.extras)  # each replay overwrites these tensors
+        # Each replay overwrites these tensors.
+        self._extras, self._skip = dict(stepper.extras), stepper.skip
         text = f"captured after {WARM_UP_STEPS} steps, then replayed"
         stepper.reports.append(SettingEvent("speed.cuda_graph", "true", "the whole step", True, text))
 

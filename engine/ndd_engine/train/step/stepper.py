@@ -159,6 +159,8 @@ class Stepper:
         self.parts = PartTimer({} if whole else workload.parts)
         # Scalars on the device that are read back together with the loss.
         self.extras: dict[str, Tensor] = {}
+        # Above 0 if the gradient scaler skipped the update of the last step; None without one.
+        self.skip: Tensor | None = None
         # What was not finite first, once a loss is not; see NotFiniteEvent.
         self.origin: Json = {}
         # Setting events that wait to be recorded.
@@ -437,8 +439,8 @@ class Stepper:
     def updated(self, scaler: torch.amp.GradScaler) -> None:
         """All optimizers have stepped with this scaler."""
         states = scaler._per_optimizer_states.values()
-        for found in (one for state in states for one in state["found_inf_per_device"].values()):
-            self.extras["skipped"] = self.extras.get("skipped", 0) + found.reshape(())
+        found = [one.reshape(()) for state in states for one in state["found_inf_per_device"].values()]
+        self.skip = torch.stack(found).sum() if len(found) > 1 else found[0] if found else None
         scaler.update()
         # get_scale() would synchronise.
         if (scale := scaler._scale) is not None:
