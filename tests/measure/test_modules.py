@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -36,18 +38,10 @@ def op(begin: int, end: int, sequence: int = -1, thread: int = 1, name: str = "a
     return TraceEvent(name, begin, end, thread, False, False, sequence=sequence)
 
 
-def node(
-    begin: int, end: int, sequence: int, name: str = "MmBackward0", thread: int = 1, of: int = 1
-) -> TraceEvent:
+def node(begin: int, end: int, sequence: int, name: str = "MmBackward0", thread: int = 1) -> TraceEvent:
+    forward = 1 if sequence >= 0 else 0
     return TraceEvent(
-        NODE + name,
-        begin,
-        end,
-        thread,
-        False,
-        False,
-        sequence=sequence,
-        forward_thread=of if sequence >= 0 else 0,
+        NODE + name, begin, end, thread, False, False, sequence=sequence, forward_thread=forward
     )
 
 
@@ -70,17 +64,17 @@ def test_a_node_of_backward_belongs_to_the_module_of_its_operator() -> None:
     }  # fmt: skip
 
 
-def test_the_innermost_operator_with_a_number_made_the_node() -> None:
-    # The model calls `second` within one composite operator: both have number 7.
-    seen = [op(8, 29, 7), op(22, 25, 7), node(56, 70, 7), op(57, 69)]
-    assert rows(module_times(seen, WATCHED, PHASES, gpu=False))["second"] == (0, 12, 1)
-
-
-def test_nodes_of_unknown_operators_are_outside() -> None:
-    seen = [op(11, 15, 7), node(56, 70, 3), op(57, 69)]
-    assert rows(module_times(seen, WATCHED, PHASES, gpu=False)) == {
-        OUTSIDE: (0, 12, 0), "first": (4, 0, 1),
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        # The model calls `second` within one composite operator: both have number 7, and the innermost made the node.
+        ([op(8, 29, 7), op(22, 25, 7), node(56, 70, 7), op(57, 69)], ("second", (0, 12, 1))),
+        # A node of an unknown operator.
+        ([op(11, 15, 7), node(56, 70, 3), op(57, 69)], (OUTSIDE, (0, 12, 0))),
+    ],
+)
+def test_the_operator_of_a_node(seen: list[TraceEvent], expected: tuple[str, Any]) -> None:
+    assert rows(module_times(seen, WATCHED, PHASES, gpu=False))[expected[0]] == expected[1]
 
 
 def test_kernels_belong_to_the_module_that_launched_them() -> None:
