@@ -119,6 +119,9 @@ def test_named_ranges_on_the_gpu_compute_nothing() -> None:
         marks=STEP,
     )
     assert (found.busy_ns, found.launches) == (10, 1)
+    # A GPU of which nothing else was seen is not called idle.
+    with pytest.raises(ValueError, match="no GPU kernels"):
+        of_gpu(host(10, 50), named(0, 100, "step", on_gpu=True), marks=STEP)
 
 
 @pytest.mark.parametrize(
@@ -141,11 +144,6 @@ def test_every_way_of_waiting_is_synchronising(names: tuple[str, ...]) -> None:
     assert sum(int(wait[1]) for wait in found.waits) == inside
     found = of_gpu(kernel(0, 50), host(40, 60, "aten::add"), kernel(80, 100), marks=[(0, "other")])
     assert found.idle_ns == {"other": 30}
-
-
-def test_a_gpu_of_which_nothing_was_seen_is_not_called_idle() -> None:
-    with pytest.raises(ValueError, match="no GPU kernels"):
-        of_gpu(host(10, 50), named(0, 100, "step", on_gpu=True), marks=STEP)
 
 
 def test_without_a_gpu_operators_compute_and_what_is_between_them_does_not() -> None:

@@ -126,7 +126,7 @@ def test_equal_blocks_have_one_name() -> None:
     ]  # fmt: skip
 
 
-def captured(net: nn.Module, steps: int = 2, fail: bool = False) -> KernelsEvent:
+def captured(net: nn.Module, steps: int = 2) -> KernelsEvent:
     """A real capture of steps on the CPU."""
     clock = PhaseClock()
     capture = ProfilerCapture(torch.device("cpu"), clock, model=net)
@@ -144,7 +144,7 @@ def captured(net: nn.Module, steps: int = 2, fail: bool = False) -> KernelsEvent
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_real_capture_attributes_backward(recompute: bool) -> None:
+def test_a_real_capture_attributes_backward_to_modules_and_lines(recompute: bool) -> None:
     net = Net(recompute)
     event = captured(net)
     found = rows(event.modules)
@@ -160,17 +160,15 @@ def test_a_real_capture_attributes_backward(recompute: bool) -> None:
     assert sum(times[0] + times[1] for times in found.values()) <= event.busy_ns * 1.001
     # No hook is left.
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
-
-
-def test_the_lines_that_call_modules_have_their_times() -> None:
-    event = captured(Net())
-    modules = rows(event.modules)
+    if recompute:
+        return
+    # The lines that call modules have their times.
     assert all(row[0].endswith("test_modules.py") and row[1] > 0 for row in event.lines)
     (blocks,) = [row for row in event.lines if row[2] == "Block.forward"]
-    inside = [modules["blocks.*.up"], modules["blocks.*.down"]]
+    inside = [found["blocks.*.up"], found["blocks.*.down"]]
     assert list(blocks[3:]) == [sum(times[part] for times in inside) for part in range(3)]
     # `head` calls both of its modules in code of torch, so they belong to the line that calls it.
-    heads = [modules[name] for name in ("head", "head.0", "head.1") if name in modules]
+    heads = [found[name] for name in ("head", "head.0", "head.1") if name in found]
     of_heads = [sum(times[part] for times in heads) for part in range(2)]
     assert of_heads in [list(row[3:5]) for row in event.lines if row[2] == "Net.forward"]
 

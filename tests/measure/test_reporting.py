@@ -227,12 +227,3 @@ def test_every_loss_arrives_once_in_order(every: int, losses: list[float], drain
         arrived += new
     arrived += reader.drain()
     assert arrived == list(enumerate(losses, start=1)) and reader.drain() == []
-
-
-def test_the_newest_of_what_is_beside_the_loss_arrives_with_it() -> None:
-    reader = LossReader(CPU, 2)
-    reader.add(1, torch.tensor(1.5, dtype=torch.bfloat16), {"grad_norm": torch.tensor(10.0)})
-    assert reader.extras == {}
-    newest = {"grad_norm": torch.tensor(20.0), "loss_scale": torch.tensor(4.0)}
-    assert reader.add(2, torch.tensor(2.0), newest) == [(1, 1.5), (2, 2.0)]
-    assert reader.extras == {"grad_norm": 20.0, "loss_scale": 4.0}

@@ -76,13 +76,6 @@ def test_a_phase_takes_as_long_as_its_kernels_though_the_host_is_faster(plain: R
     assert plain.word("waits") == "0"
 
 
-@pytest.mark.slow
-def test_where_the_host_is_slower_the_device_waits_in_the_phase_of_the_host(tmp_path: Path) -> None:
-    found = device_ns(on_gpu(tmp_path, 0.1, 0.1, 20.0))
-    assert found["other"] > 19 * MS  # between the steps
-    assert found["forward"] + found["backward"] < found["other"] / 2
-
-
 def test_losses_arrive_without_waiting_and_belong_to_their_step(plain: Ran) -> None:
     losses = losses_of(plain)
     assert len(losses) >= 3
@@ -202,7 +195,9 @@ def causes(ran: Ran) -> list[str]:
 def test_the_diagnosis_of_a_script_is_that_of_its_device(tmp_path: Path) -> None:
     """Of the host, all times of the first one are waits for its full queue; those of the second one are its own."""
     assert causes(on_gpu(tmp_path / "slow", 20.0, 20.0, 0.0, seconds=4)) == ["healthy"]
-    assert causes(on_gpu(tmp_path / "starved", 1.0, 1.0, 40.0, seconds=4)) == ["user-code"]
+    starved = on_gpu(tmp_path / "starved", 1.0, 1.0, 40.0, seconds=4)
+    # The device waits in the phase of the host, between the steps.
+    assert causes(starved) == ["user-code"] and device_ns(starved)["other"] > 39 * MS
 
 
 @pytest.mark.slow

@@ -139,7 +139,7 @@ def test_what_is_in_effect_is_read_back(tmp_path: Path, word: str) -> None:
     undone, cached = word == "undoes", word == ""
     assert found == {
         **({"loader.workers": ("1", "0", False)} if undone else {}),
-        **({} if undone else {"loader.cache": ("true", "true" if cached else "false", cached)}),
+        **({} if undone else {"loader.cache": ("True", "true" if cached else "false", cached)}),
         "run.gc_every_steps": ("5", "0", False) if undone else ("5", "5", True),
         "env.SEEN": ("mine", "other", False) if undone else ("mine", "mine", True),
         "arg.size": ("8", "8", True),
