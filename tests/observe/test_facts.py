@@ -1,4 +1,4 @@
-"""What a script's process tells besides its steps: compilations, garbage, what is not finite, evaluations, epochs."""
+"""What a script's process tells besides its steps: compilations, what is not finite, evaluations without `eval`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ndd_watch.apart import Compilations, guard
 from ndd_watch.clock import S
 from ndd_watch.finite import Finite, Origin
 from ndd_watch.looks import Looks
-from ndd_watch.mapped import FIRST_BATCH, SKIPPED
+from ndd_watch.mapped import SKIPPED
 
 
 @pytest.mark.parametrize(
@@ -74,20 +74,6 @@ def test_recompilations_are_told_with_their_reason_and_the_limit(tmp_path: Path,
     for last in again[-1:]:
         assert last["limit"] and "bins" in last["reason"]
         assert (Path(last["file"]).name, last["line"], last["function"]) == ("recompiles.py", 11, "forward")
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("words", ["each", ""])
-def test_garbage_collections_that_the_script_asks_for_are_told_with_their_line(
-    tmp_path: Path, words: str
-) -> None:
-    ran = run(tmp_path, "collects.py", *words.split())
-    waits = [wait for line in ran.of("functions") for wait in line["waits"]]
-    # A slow machine profiles more than one step.
-    assert {(Path(wait[0]).name, wait[3], wait[4]) for wait in waits} == (
-        {("collects.py", "collect", 1)} if words else set()
-    )
 
 
 NAN = float("nan")
@@ -347,65 +333,3 @@ def test_a_pass_over_data_without_gradients_is_an_evaluation(
         assert phases["evaluate"] >= least_s * 1e9 and phases["evaluate"] > phases["forward"]
     if script is IN_ITS_PLACE:
         assert int(ran.word("REUSED"))
-
-
-CLOSURE = """
-import time, torch
-class Net(torch.nn.Linear):
-    def forward(self, x):
-        time.sleep(0.02)
-        return super().forward(x)
-model, x = Net(8, 1), torch.randn(32, 8)
-optimizer, calls = torch.optim.LBFGS(model.parameters(), lr=0.01, max_iter=3), 0
-def closure():
-    global calls
-    calls += 1
-    optimizer.zero_grad()
-    loss = (model(x) - 1).square().mean()
-    loss.backward()
-    return loss
-for step in range(15):
-    optimizer.step(closure)
-print("CALLS", calls)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_model_that_a_closure_calls_is_forward(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(CLOSURE)
-    ran = run(tmp_path, str(tmp_path / "train.py"))
-    # All but the call before the first backward pass.
-    assert ran.phases()["forward"] >= (int(ran.word("CALLS")) - 1) * 0.02e9
-    assert ran.total("items") == 15 * 32
-
-
-AFTERWARDS = """
-import time, torch
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-for step in range(30):
-    time.sleep(0.01)
-    model(torch.randn(4, 8)).sum().backward(); optimizer.step(); optimizer.zero_grad()
-time.sleep(2)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_what_a_script_does_after_its_training_is_no_part_of_the_steps(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(AFTERWARDS)
-    ran = run(tmp_path, str(tmp_path / "train.py"))
-    assert ran.total("wall_ns") < 2e9
-    ran.assert_closed()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize(("form", "least_s"), [("anew", 7 * 0.2), ("kept", 0.0)])
-def test_first_batches_of_later_epochs_have_their_own_time(tmp_path: Path, form: str, least_s: float) -> None:
-    ran = run(tmp_path, "epochs.py", form)
-    first = (phases := ran.phases()).pop(FIRST_BATCH, 0)
-    assert least_s * 1e9 <= first <= phases["data_wait"]
-    assert ran.total("steps") == int(ran.word("STEPS"))
-    assert sum(phases.values()) == ran.total("wall_ns")

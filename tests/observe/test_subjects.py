@@ -12,6 +12,8 @@ import pytest
 from observed import SUBJECTS, Ran, run, versions
 from tests.tiers import few
 
+from ndd_watch.mapped import FIRST_BATCH
+
 pytestmark = pytest.mark.long
 
 # Subject -> the lowest torch that has what it uses.
@@ -21,7 +23,7 @@ GENERATOR = "generator"
 # Subject -> the phases that take most of its steps. The first three are in `make test-all`.
 MAIN: dict[str, tuple[str, ...]] = {
     "plain": ("backward",), "batches get_batch": ("data_wait",), "saves": ("evaluate", "checkpoint"),
-    "accumulate": ("backward",), "lbfgs": ("optimizer",), "recurs": ("backward",), "carries": ("backward",),
+    "accumulate": ("backward",), "lbfgs": ("forward",), "recurs": ("backward",), "carries": ("backward",),
     "compiled model": ("backward",), "compiled function": ("backward",), "compiled place": ("backward",),
     "collects each": ("other",), "embeds 300000": ("optimizer",), "epochs anew": ("data_wait",),
     "batches batches": (GENERATOR,), "batches get": ("data_wait",), "batches __next__": ("data_wait",),
@@ -83,11 +85,20 @@ def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
         assert ran.out == bare.out
     if name == "accumulate":
         assert (ran.total("micro_steps"), ran.total("skipped")) == (4 * steps, 1)
-    if script in ("batches", "recurs"):  # a state that is carried on is no batch
-        check_source(ran, script, words[0] if words and words != ["ahead"] else "get_batch", *main)
-    if name == "carries":  # steps by hand, and the graph that they carry on
+    if name == "lbfgs":  # all but the call before the first backward pass
+        assert phases["forward"] >= (int(ran.word("CALLS")) - 1) * 0.02e9 and ran.total("items") == 15 * 32
+        assert phases["other"] < 2e9  # what the script does afterwards is no part of its steps
+    if name == "carries":  # the graph that is carried on
         assert ran.of("functions")[-1]["sizes"]["graph:"] >= 3
         assert ran.of("run")[-1]["config"]["script"]["carries"][0].endswith("carries.py")
+    # Loader workers that begin with each epoch prepare for 0.2 s.
+    assert phases.get(FIRST_BATCH, 0) >= (7 * 0.2e9 if name == "epochs anew" else 0)
+    # A slow machine profiles more than one step.
+    waits = [wait for profile in ran.of("functions") for wait in profile["waits"]]
+    collects = {("collects.py", "collect", 1)} if name == "collects each" else set()
+    assert {(Path(wait[0]).name, wait[3], wait[4]) for wait in waits} == collects
+    if script in ("batches", "recurs"):  # a state that is carried on is no batch
+        check_source(ran, script, words[0] if words and words != ["ahead"] else "get_batch", *main)
 
 
 def check_source(ran: Ran, script: str, function: str, phase: str) -> None:
