@@ -84,6 +84,7 @@ def test_a_library_that_runs_out_of_gpu_memory_writes_the_snapshot_as_torch_does
     memory: Memory, tmp_path: Path, text: str, writes: bool
 ) -> None:
     memory_history.start(GPU, "start", tmp_path)
+    assert memory_history.out_of_memory(MemoryError()) == ""
     assert ("memory.pickle" in memory_history.out_of_memory(RuntimeError(text))) is writes
     assert (tmp_path / "memory.pickle").exists() is writes
     # The same of a script: the class and the text of the error are torch's own.
