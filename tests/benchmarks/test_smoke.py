@@ -1,4 +1,7 @@
-"""Every benchmark starts and ends; its figures are those of a busy machine, and are not looked at."""
+"""Every benchmark starts and ends; its figures are those of a busy machine, and are not looked at.
+
+Whole runs of a script, bare and observed: all sides take turns, none is left, and a side that fails is named.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from benchmarks.__main__ import NAMES
+from benchmarks.common import Options
+
+from benchmarks import whole_runs
+from tests.tiers import few
 
 ROOT = Path(__file__).parents[2]
 # Needs Lightning and Accelerate, which the tests do without.
@@ -41,3 +49,53 @@ def test_a_python_that_does_not_exist_is_refused() -> None:
     command = [sys.executable, "-m", "benchmarks", "observe", "--traceml", "/no/python"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "/no/python" in done.stderr and "Traceback" not in done.stderr
+
+
+TRACEML = f"""#!/bin/sh
+shift
+script=$1
+while [ "$1" != --args ]; do shift; done
+shift
+exec {sys.executable} "$script" "$@"
+"""
+MODULE = """
+from contextlib import nullcontext as trace_step
+def init(mode):
+    if FAILS:
+        raise SystemExit("no traceml")
+"""
+
+
+def environment(folder: Path, fails: bool) -> str:
+    """A Python with a stand-in for traceml, which observes nothing."""
+    (folder / "packages").mkdir()
+    (folder / "packages" / "traceml_ai.py").write_text(f"FAILS = {fails}\n{MODULE}")
+    lines = f"#!/bin/sh\nPYTHONPATH={folder / 'packages'}:$PYTHONPATH exec "
+    for name, text in (
+        ("python", f'{lines}{sys.executable} "$@"\n'),
+        ("traceml", TRACEML.replace("exec ", f"PYTHONPATH={folder / 'packages'} exec ")),
+    ):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    return str(folder / "python")
+
+
+@pytest.mark.long
+@pytest.mark.budget(30)
+@pytest.mark.parametrize("fails", few([False, True], 1))
+def test_all_sides_take_turns_and_one_that_fails_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    monkeypatch.setattr(whole_runs, "WARM_S", 0.2)
+    before = {*psutil.Process().children(recursive=True)}
+    options = Options(effort="smoke", traceml=environment(tmp_path, fails))
+    if fails:
+        with pytest.raises(
+            RuntimeError, match=r"(?s)traceml run: its process ended with status 1: .*no traceml"
+        ):
+            whole_runs.measure(options)
+    else:
+        table = whole_runs.measure(options)
+        assert [row[1] for row in table.rows] == [*whole_runs.SIDES[1:]]
+        assert all(row[2].endswith(" of 2") for row in table.rows)
+    assert {*psutil.Process().children(recursive=True)} <= before

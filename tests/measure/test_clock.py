@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -112,34 +113,6 @@ def test_phases_and_other_are_the_wall_time_whatever_happens(operations: list[An
     model.check(clock.take())
 
 
-def test_a_part_counts_for_its_phase_and_a_part_within_a_part_too() -> None:
-    time = Time()
-    clock = PhaseClock(time)
-    clock.enter(phase.FORWARD)
-    time.now += 1
-    with clock.part("encoder"):
-        time.now += 10
-        with clock.part("attention"):
-            time.now += 100
-        time.now += 10
-    time.now += 1
-    clock.end_step()
-    phases = clock.take().phases()
-    assert {name: figures["host_ns"] for name, figures in phases.items()} == {
-        "forward": 122,
-        "forward/encoder": 20,
-        "forward/attention": 100,
-    }
-
-
-def test_a_part_is_closed_by_an_exception() -> None:
-    clock = PhaseClock(Time())
-    clock.enter(phase.FORWARD)
-    with pytest.raises(RuntimeError), clock.part("encoder"):
-        raise RuntimeError
-    assert clock.current == "forward"
-
-
 class FakeEvent:
     """A CUDA event: done `lag` nanoseconds after it was recorded. Waiting for it fails the test."""
 
@@ -179,9 +152,15 @@ def steps(clock: DevicePhaseClock, time: Time, count: int, forward_ms: int = 30,
         clock.end_step()
 
 
-def test_device_times_arrive_steps_later_without_waiting() -> None:
+def device(lag_ms: int) -> tuple[DevicePhaseClock, Time]:
+    """A clock whose events are done so much later, and its time."""
     time = Time()
-    clock = DevicePhaseClock(lambda: FakeEvent(time, 60 * MS), time)
+    FakeEvent.made = 0
+    return DevicePhaseClock(lambda: FakeEvent(time, lag_ms * MS), time), time
+
+
+def test_device_times_arrive_steps_later_without_waiting() -> None:
+    clock, time = device(60)
     steps(clock, time, 2)
     early = clock.take()
     assert early.device == []  # recorded, but the device is not there yet
@@ -193,9 +172,7 @@ def test_device_times_arrive_steps_later_without_waiting() -> None:
 
 
 def test_only_some_steps_carry_events_which_are_used_again() -> None:
-    time = Time()
-    FakeEvent.made = 0
-    clock = DevicePhaseClock(lambda: FakeEvent(time, 150 * MS), time)
+    clock, time = device(150)
     steps(clock, time, 200)
     made = FakeEvent.made
     steps(clock, time, 2000, forward_ms=1, wait_ms=1)  # four seconds of short steps
@@ -203,34 +180,33 @@ def test_only_some_steps_carry_events_which_are_used_again() -> None:
     assert FakeEvent.made == made
     window = clock.take()
     assert 0 < len(window.device) <= window.wall_ns // SAMPLE_NS + 1
-
-
-def test_a_device_that_never_gets_done_costs_a_bounded_number_of_events() -> None:
-    time = Time()
-    FakeEvent.made = 0
-    clock = DevicePhaseClock(lambda: FakeEvent(time, 10**15), time)
+    # A device that never gets done costs a bounded number of them.
+    clock, time = device(10**9)
     steps(clock, time, 3000)
     assert FakeEvent.made < 100
 
 
-def test_device_parts_count_for_their_phase() -> None:
-    time = Time()
-    clock = DevicePhaseClock(lambda: FakeEvent(time, 0), time)
+def test_a_part_counts_for_its_phase_and_a_part_within_a_part_too_also_after_an_exception() -> None:
+    clock, time = device(0)
     for _ in range(30):
         clock.enter(phase.FORWARD)
-        time.now += 5 * MS
-        with clock.part("encoder"):
-            time.now += 20 * MS
+        time.now += 1 * MS
+        with suppress(RuntimeError), clock.part("encoder"):
+            time.now += 10 * MS
+            with clock.part("attention"):
+                time.now += 100 * MS
+                raise RuntimeError
+        assert clock.current == "forward"
+        time.now += 1 * MS
         clock.end_step()
     phases = clock.take().phases()
-    assert phases["forward/encoder"]["device_ns"] == 20 * MS
-    assert phases["forward"]["device_ns"] == 25 * MS
+    for name, ms in {"forward": 112, "forward/encoder": 10, "forward/attention": 100}.items():
+        assert (phases[name]["host_ns"], phases[name]["device_ns"]) == (30 * ms * MS, ms * MS)
 
 
 @pytest.mark.parametrize("lag_ms", [0, 60])
 def test_each_evaluation_is_timed_on_the_device(lag_ms: int) -> None:
-    time = Time()
-    clock = DevicePhaseClock(lambda: FakeEvent(time, lag_ms * MS), time)
+    clock, time = device(lag_ms)
     spent = []
     for count in (1, 2, 0):
         steps(clock, time, 30)
@@ -248,8 +224,7 @@ def test_each_evaluation_is_timed_on_the_device(lag_ms: int) -> None:
 
 
 def test_an_evaluation_that_the_device_has_not_done_yet_is_in_the_next_window() -> None:
-    time = Time()
-    clock = DevicePhaseClock(lambda: FakeEvent(time, 100 * MS), time)
+    clock, time = device(100)
     clock.enter(phase.EVALUATE)
     time.now += 400 * MS
     clock.enter(phase.OTHER)
@@ -261,8 +236,7 @@ def test_an_evaluation_that_the_device_has_not_done_yet_is_in_the_next_window() 
 
 
 def test_a_pause_is_in_no_device_time() -> None:
-    time = Time()
-    clock = DevicePhaseClock(lambda: FakeEvent(time, 0), time)
+    clock, time = device(0)
     steps(clock, time, 10)
     clock.take()
     time.now += 60_000 * MS
@@ -274,8 +248,7 @@ def test_a_pause_is_in_no_device_time() -> None:
 
 
 def test_the_caller_may_choose_the_steps_that_carry_events_unless_they_evaluate() -> None:
-    time = Time()
-    clock = DevicePhaseClock(lambda: FakeEvent(time, 60 * MS), time)
+    clock, time = device(60)
     measured: list[tuple[int, float | None]] = []
     clock.choose(lambda key, row: measured.append((key, row[phase.FORWARD])))
     for step in range(40):

@@ -67,33 +67,30 @@ def message(error: BaseException) -> str:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "writes"),
     [
-        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
-        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-        "cuFFT error: CUFFT_ALLOC_FAILED",
-        "miopenStatusAllocFailed",
-        "rocblas_status_memory_error when calling `rocblas_create_handle`",
-        "HIP out of memory. Tried to allocate 2.00 GiB",
-        "CUDA error: out of memory",
+        ("cuDNN error: CUDNN_STATUS_ALLOC_FAILED", True),
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("cuFFT error: CUFFT_ALLOC_FAILED", True),
+        ("miopenStatusAllocFailed", True),
+        ("rocblas_status_memory_error when calling `rocblas_create_handle`", True),
+        ("HIP out of memory. Tried to allocate 2.00 GiB", True),
+        ("CUDA error: out of memory", True),
+        ("CUDA error: device-side assert triggered", False),
+        ("DefaultCPUAllocator: can't allocate memory", False),
     ],
 )
 def test_a_library_that_runs_out_of_gpu_memory_writes_the_snapshot_as_torch_does(
-    memory: Memory, tmp_path: Path, text: str
+    memory: Memory, tmp_path: Path, text: str, writes: bool
 ) -> None:
     memory_history.start(GPU, "start", tmp_path)
-    assert "memory.pickle" in memory_history.out_of_memory(RuntimeError(text))
-    assert (tmp_path / "memory.pickle").exists()
+    assert memory_history.out_of_memory(MemoryError()) == ""
+    assert ("memory.pickle" in memory_history.out_of_memory(RuntimeError(text))) is writes
+    assert (tmp_path / "memory.pickle").exists() is writes
     # The same of a script: the class and the text of the error are torch's own.
     watch = Allocations(torch)
-    assert watch._of_gpu(RuntimeError(text)) and watch._of_gpu(FULL)
+    assert watch._of_gpu(RuntimeError(text)) is writes and watch._of_gpu(FULL)
     assert not watch._of_gpu(ValueError(text)) and not watch._of_gpu(RuntimeError("a CUDA error", text))
-
-
-def test_errors_of_the_gpu_that_are_not_about_memory_write_none(memory: Memory, tmp_path: Path) -> None:
-    memory_history.start(GPU, "start", tmp_path)
-    assert memory_history.out_of_memory(RuntimeError("CUDA error: device-side assert triggered")) == ""
-    assert not Allocations(torch)._of_gpu(RuntimeError("CUDA error: device-side assert triggered"))
 
 
 def test_memory_without_a_recorded_line_is_the_first_owner() -> None:
@@ -133,27 +130,24 @@ def test_the_history_is_recorded_for_the_first_steps_only(memory: Memory, tmp_pa
     assert OWNER.search(message(FULL)) and "memory_history=always" in message(FULL)
 
 
-def test_what_is_measured_undisturbed_runs_without_stacks(memory: Memory, tmp_path: Path) -> None:
-    memory_history.start(GPU, "start", tmp_path)
-    with memory_history.paused():
-        assert memory.calls[-1][0] is None
-    assert memory.calls[-1][0] == "all"
-    memory_history.stop()
-    memory.calls.clear()
-    with memory_history.paused():
-        pass
-    assert not memory.calls
+def test_it_is_recorded_always_or_not_at_all_and_not_while_something_is_measured(
+    memory: Memory, tmp_path: Path
+) -> None:
+    def calls() -> list[Any]:
+        return [call[0] for call in memory.calls]
 
-
-def test_it_can_be_recorded_always_or_not_at_all(memory: Memory, tmp_path: Path) -> None:
     memory_history.start(GPU, "off", tmp_path)
     memory_history.start(CPU, "always", tmp_path)
+    with memory_history.paused():
+        pass
     assert not memory.calls and not OWNER.search(message(FULL))
     memory_history.start(GPU, "always", tmp_path)
     memory_history.settle(1000)
-    assert [call[0] for call in memory.calls] == ["all"]
+    assert calls() == ["all"]
+    with memory_history.paused():
+        assert calls() == ["all", None]
     memory_history.stop()
-    assert [call[0] for call in memory.calls] == ["all", None]
+    assert calls() == ["all", None, "all", None]
     assert not OWNER.search(message(FULL))  # the run has ended
 
 
@@ -166,11 +160,4 @@ def test_an_error_of_the_recording_does_not_hide_the_failure(memory: Memory, tmp
     memory.broken = False
     memory_history.start(GPU, "always", tmp_path / "missing")
     assert OWNER.search(message(FULL))  # the folder does not exist, but the owners are known
-    assert not list(tmp_path.iterdir())
-
-
-def test_host_memory_is_no_reason_for_a_gpu_snapshot(memory: Memory, tmp_path: Path) -> None:
-    memory_history.start(GPU, "start", tmp_path)
-    message(RuntimeError("DefaultCPUAllocator: can't allocate memory"))
-    message(MemoryError())
     assert not list(tmp_path.iterdir())

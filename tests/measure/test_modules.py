@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -36,18 +38,10 @@ def op(begin: int, end: int, sequence: int = -1, thread: int = 1, name: str = "a
     return TraceEvent(name, begin, end, thread, False, False, sequence=sequence)
 
 
-def node(
-    begin: int, end: int, sequence: int, name: str = "MmBackward0", thread: int = 1, of: int = 1
-) -> TraceEvent:
+def node(begin: int, end: int, sequence: int, name: str = "MmBackward0", thread: int = 1) -> TraceEvent:
+    forward = 1 if sequence >= 0 else 0
     return TraceEvent(
-        NODE + name,
-        begin,
-        end,
-        thread,
-        False,
-        False,
-        sequence=sequence,
-        forward_thread=of if sequence >= 0 else 0,
+        NODE + name, begin, end, thread, False, False, sequence=sequence, forward_thread=forward
     )
 
 
@@ -70,17 +64,17 @@ def test_a_node_of_backward_belongs_to_the_module_of_its_operator() -> None:
     }  # fmt: skip
 
 
-def test_the_innermost_operator_with_a_number_made_the_node() -> None:
-    # The model calls `second` within one composite operator: both have number 7.
-    seen = [op(8, 29, 7), op(22, 25, 7), node(56, 70, 7), op(57, 69)]
-    assert rows(module_times(seen, WATCHED, PHASES, gpu=False))["second"] == (0, 12, 1)
-
-
-def test_nodes_of_unknown_operators_are_outside() -> None:
-    seen = [op(11, 15, 7), node(56, 70, 3), op(57, 69)]
-    assert rows(module_times(seen, WATCHED, PHASES, gpu=False)) == {
-        OUTSIDE: (0, 12, 0), "first": (4, 0, 1),
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        # The model calls `second` within one composite operator: both have number 7, and the innermost made the node.
+        ([op(8, 29, 7), op(22, 25, 7), node(56, 70, 7), op(57, 69)], ("second", (0, 12, 1))),
+        # A node of an unknown operator.
+        ([op(11, 15, 7), node(56, 70, 3), op(57, 69)], (OUTSIDE, (0, 12, 0))),
+    ],
+)
+def test_the_operator_of_a_node(seen: list[TraceEvent], expected: tuple[str, Any]) -> None:
+    assert rows(module_times(seen, WATCHED, PHASES, gpu=False))[expected[0]] == expected[1]
 
 
 def test_kernels_belong_to_the_module_that_launched_them() -> None:
@@ -132,7 +126,7 @@ def test_equal_blocks_have_one_name() -> None:
     ]  # fmt: skip
 
 
-def captured(net: nn.Module, steps: int = 2, fail: bool = False) -> KernelsEvent:
+def captured(net: nn.Module, steps: int = 2) -> KernelsEvent:
     """A real capture of steps on the CPU."""
     clock = PhaseClock()
     capture = ProfilerCapture(torch.device("cpu"), clock, model=net)
@@ -150,7 +144,7 @@ def captured(net: nn.Module, steps: int = 2, fail: bool = False) -> KernelsEvent
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-def test_a_real_capture_attributes_backward(recompute: bool) -> None:
+def test_a_real_capture_attributes_backward_to_modules_and_lines(recompute: bool) -> None:
     net = Net(recompute)
     event = captured(net)
     found = rows(event.modules)
@@ -166,17 +160,15 @@ def test_a_real_capture_attributes_backward(recompute: bool) -> None:
     assert sum(times[0] + times[1] for times in found.values()) <= event.busy_ns * 1.001
     # No hook is left.
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
-
-
-def test_the_lines_that_call_modules_have_their_times() -> None:
-    event = captured(Net())
-    modules = rows(event.modules)
+    if recompute:
+        return
+    # The lines that call modules have their times.
     assert all(row[0].endswith("test_modules.py") and row[1] > 0 for row in event.lines)
     (blocks,) = [row for row in event.lines if row[2] == "Block.forward"]
-    inside = [modules["blocks.*.up"], modules["blocks.*.down"]]
+    inside = [found["blocks.*.up"], found["blocks.*.down"]]
     assert list(blocks[3:]) == [sum(times[part] for times in inside) for part in range(3)]
     # `head` calls both of its modules in code of torch, so they belong to the line that calls it.
-    heads = [modules[name] for name in ("head", "head.0", "head.1") if name in modules]
+    heads = [found[name] for name in ("head", "head.0", "head.1") if name in found]
     of_heads = [sum(times[part] for times in heads) for part in range(2)]
     assert of_heads in [list(row[3:5]) for row in event.lines if row[2] == "Net.forward"]
 

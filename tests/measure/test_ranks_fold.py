@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from qa.ranks.simulated import Planted, compared, named
@@ -33,42 +34,40 @@ def test_a_late_rank_and_its_phase_are_named(world: int, late_ms: float, runs: i
     assert share_named(world, late_ms, runs) >= NAMED
 
 
-def test_one_of_1024_ranks() -> None:
-    assert named(Planted(1024, late=(683,), late_ms=6.0, phase="forward").events(11, 4)) == (683, "forward")
-
-
 @pytest.mark.parametrize(("world", "runs"), [(2, 60), (8, 20), (64, 3)])
 def test_no_rank_is_named_for_noise(world: int, runs: int) -> None:
     for seed in range(runs):
         assert all(event.late is None for event in Planted(world).events(20, seed)), seed
 
 
-def test_a_late_host_is_named_as_one() -> None:
-    planted = Planted(64, late=tuple(range(24, 32)), late_ms=12.0, phase="forward", noise=(0.005, 0.01))
+@pytest.mark.parametrize(
+    ("planted", "expected"),
+    [
+        # All of a host become as fast as the others, not only one.
+        (
+            Planted(64, late=tuple(range(24, 32)), late_ms=12.0, phase="forward", noise=(0.005, 0.01)),
+            {"host": "node3", "count": 8, "same_host": True, "ceiling": pytest.approx(1.16, abs=0.05)},
+        ),
+        (
+            Planted(32, late=(3, 20), late_ms=15.0, noise=(0.005, 0.01)),
+            {"count": 2, "same_host": False, "rank": 3},
+        ),
+        # The ceiling is the time until the next slowest.
+        (
+            Planted(
+                2, late=(1,), late_ms=20.0, noise=(0.0, 0.0), lasting=0.0, stalls=0.0, places=("text.py:8 load",)
+            ),
+            {
+                "rank": 1, "late_ns": pytest.approx(20e6, rel=0.05), "phase_ns": pytest.approx(20e6, rel=0.01),
+                "ceiling": pytest.approx(95.1 / 75.1, rel=0.02), "where": "text.py:8 load",
+            },
+        ),
+    ],
+    ids=["host", "two hosts", "one"],
+)  # fmt: skip
+def test_what_is_told_of_late_ranks(planted: Planted, expected: dict[str, Any]) -> None:
     late = planted.events()[-1].late
-    assert late is not None
-    assert (late["host"], late["count"], late["same_host"]) == ("node3", 8, True)
-    # All of them become as fast as the others, not only one.
-    assert late["ceiling"] > 1.08
-
-
-def test_two_late_ranks_of_different_hosts() -> None:
-    late = Planted(32, late=(3, 20), late_ms=15.0, noise=(0.005, 0.01)).events()[-1].late
-    assert late is not None
-    assert (late["count"], late["same_host"]) == (2, False)
-    assert late["rank"] in (3, 20)
-
-
-def test_the_ceiling_is_the_time_until_the_next_slowest() -> None:
-    planted = Planted(
-        2, late=(1,), late_ms=20.0, noise=(0.0, 0.0), lasting=0.0, stalls=0.0, places=("text.py:8 load",)
-    )
-    late = planted.events()[-1].late
-    assert late is not None
-    assert late["late_ns"] == pytest.approx(20e6, rel=0.05)
-    assert late["phase_ns"] == pytest.approx(20e6, rel=0.01)
-    assert late["ceiling"] == pytest.approx(95.1 / 75.1, rel=0.02)
-    assert late["where"] == "text.py:8 load"
+    assert late is not None and {name: late[name] for name in expected} == expected
 
 
 def test_a_rank_that_recovers_is_no_longer_named_and_since_is_its_first_window() -> None:
@@ -123,14 +122,11 @@ def test_of_many_short_steps_all_ranks_tell_of_the_same_ones() -> None:
 
 def test_unknown_figures_are_left_out() -> None:
     planted = Planted(3)
-    window = [
-        replace(told, hidden_ns=None, cpu_ns=None, rss_bytes=None) for told in next(planted.windows(1, 1))
-    ]
+    unknown: dict[str, Any] = dict.fromkeys(("hidden_ns", "cpu_ns", "rss_bytes"))
+    window = [replace(told, **unknown) for told in next(planted.windows(1, 1))]
     (event,) = compared(planted.comparison(), [window])
-    assert event.hidden_ns is None
-    assert "cpu" not in event.columns_us
-    assert event.memory_bytes == {}
-    assert "cpu" not in event.row_names
+    assert (event.hidden_ns, event.memory_bytes) == (None, {})
+    assert "cpu" not in event.columns_us and "cpu" not in event.row_names
 
 
 def test_a_window_without_timed_steps_is_no_event() -> None:
@@ -141,21 +137,17 @@ def test_a_window_without_timed_steps_is_no_event() -> None:
 
 
 @pytest.mark.parametrize("world", [2, 9, 64, 1024, 4096])
-def test_a_window_is_small_in_the_record(world: int) -> None:
+def test_a_window_is_small_in_the_record_and_shows_the_late_rank(world: int) -> None:
     where = "some/quite/long/path/of/a/package/dataset.py:1234 __getitem__"
-    planted = Planted(world, late=(world - 1,), late_ms=20.0, places=(where,))
-    planted = replace(planted, steps=40, noise=(0.01, 0.02))
-    events = planted.events(9 if world < 4096 else 1)
+    late = world * 2 // 3
+    planted = Planted(world, late=(late,), late_ms=20.0, places=(where,), noise=(0.01, 0.02))
+    events = replace(planted, steps=40).events(9 if world < 4096 else 1)
     text = events[-1].to_json(1_750_000_000.1234)
-    assert len(text) <= 2048
-    assert len(events[-1].rows_us) == min(world, 8)
-    decoded = decode(text)
-    assert decoded is not None
-    assert decoded[1] == events[-1]
-
-
-def test_the_heat_map_shows_the_late_rank_in_its_cell() -> None:
-    event = Planted(1024, late=(683,), late_ms=12.0, noise=(0.01, 0.01)).events(9)[-1]
-    assert (event.cell_ranks, len(event.cells)) == (8, 128)
-    assert max(event.cells) == event.cells[683 // 8]
-    assert event.row_hosts[str(683)] == "node85"
+    assert len(text) <= 2048 and len(events[-1].rows_us) == min(world, 8)
+    assert decode(text) == (pytest.approx(1_750_000_000.1234), events[-1])
+    if world == 1024:
+        assert named(events) == (late, "data_wait")
+        # The heat map has one cell for 8 ranks.
+        assert (events[-1].cell_ranks, len(events[-1].cells)) == (8, 128)
+        assert max(events[-1].cells) == events[-1].cells[late // 8]
+        assert events[-1].row_hosts[str(late)] == f"node{late // 8}"

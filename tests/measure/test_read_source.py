@@ -36,8 +36,10 @@ def lines_of(keeps: str, backward: str = "loss.backward()") -> list[int]:
         "losses['a'] = loss", "self.total -= loss",
     ],
 )  # fmt: skip
-def test_a_line_that_keeps_the_graph_is_found(keeps: str) -> None:
-    assert lines_of(keeps) == [6]
+@pytest.mark.parametrize("backward", ["loss", "scaler.scale(loss)", "(loss / 4)"])
+def test_a_line_that_keeps_the_graph_is_found(keeps: str, backward: str) -> None:
+    assert lines_of(keeps, f"{backward}.backward()") == [6]
+    assert lines_of(keeps, f"accelerator.backward({backward})") == [6]
 
 
 @pytest.mark.parametrize(
@@ -50,16 +52,7 @@ def test_a_line_that_keeps_the_graph_is_found(keeps: str) -> None:
 )  # fmt: skip
 def test_a_line_that_keeps_a_number_is_not(keeps: str) -> None:
     assert lines_of(keeps) == []
-
-
-@pytest.mark.parametrize(
-    "backward", ["scaler.scale(loss).backward()", "accelerator.backward(loss)", "(loss / 4).backward()"]
-)
-def test_the_loss_is_what_the_backward_pass_begins_from(backward: str) -> None:
-    assert lines_of("total += loss", backward) == [6]
-
-
-def test_a_function_that_has_no_backward_pass_keeps_nothing() -> None:
+    # Nor does a function without a backward pass.
     assert keeping_lines("def evaluate(total, loss):\n    total += loss\n    return total\n") == []
 
 
@@ -105,13 +98,11 @@ def test_the_line_of_a_collection_is_that_of_the_call(tmp_path: Path, function_l
 def test_the_line_that_carries_a_graph_to_the_next_step(body: str, lines: list[int]) -> None:
     source = f"state = other = loss = None\ncount = 0\nfor x in data:\n    {body}\n    loss.backward()\n"
     assert carrying_lines(source) == lines
-
-
-def test_a_model_that_keeps_its_state() -> None:
-    source = (
+    # A model that keeps its state.
+    model = (
         "class Net:\n    def forward(self, x):\n        x, self.h = self.rnn(x, self.h)\n        return x\n"
     )
-    assert carrying_lines(source) == [3]
+    assert carrying_lines(model) == [3]
 
 
 def test_the_line_that_adds_a_hook(tmp_path: Path) -> None:
@@ -179,9 +170,6 @@ def test_the_line_where_a_container_grows_is_found(name: str, line: str, tmp_pat
     file.write_text(f"{plain} = []\nfor x in {plain}:\n    {other}\n    {line}\n")
     assert growing_line(str(file), plain, attribute) == 4
     assert growing_line(str(file), "another", attribute) == 0
-
-
-def test_the_line_is_in_the_function_that_has_the_variable(tmp_path: Path) -> None:
-    file = tmp_path / "train.py"
+    # It is in the function that has the variable.
     file.write_text("def one(kept):\n    kept.append(1)\n\ndef two(kept):\n    kept.append(2)\n")
     assert growing_line(str(file), "kept", function_line=4) == 5

@@ -1,8 +1,8 @@
 """Makes each function of the observer fail that a hook can reach, in a fork of an observed process, and trains there.
 
-Prints one JSON object a line: the function, whether it was reached, the loss, the number of steps and the output. It
-finds the functions by itself, so that a new one is tried as well. Arguments: from which call on they fail, and which
-part of the functions, of how many.
+A first fork counts the calls of all functions; so a new one is tried as well. Prints the loss, the number of steps and
+the output as a JSON object: of a fork in which nothing fails, and of each function. Arguments: from which call on they
+fail, and which part of the functions, of how many.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -40,12 +40,13 @@ ENTRIES = {
     "Recorder._collected",
 }
 RAISE = """
-def {name}(*args, **kwargs):
-    _planted.append(1)
-    if len(_planted) < {call}:
-        return _original(*args, **kwargs)
+def raises(*args, **kwargs):
+    _planted{number}.append(1)
+    if len(_planted{number}) < {call}:
+        return _original{number}(*args, **kwargs)
     raise RuntimeError("planted")
 """
+NEVER = 10**9
 
 
 def get_batch(x: Any, y: Any, step: int) -> Any:
@@ -111,44 +112,64 @@ def functions() -> Iterator[tuple[str, Any]]:
                     yield f"{name}:{value.__qualname__}", value
 
 
-def plant(function: Any, call: int) -> list[int]:
-    """Have a function raise from this call on; the list grows with each call."""
+def plant(function: Any, call: int, number: int = 0) -> list[int]:
+    """Have a function raise from this call on; the list grows with each call. number: of the function."""
     names, planted = function.__globals__, []
     code = function.__code__
     original = types.FunctionType(code, names, function.__name__, function.__defaults__, function.__closure__)
     original.__kwdefaults__ = function.__kwdefaults__
     made: dict[str, Any] = {}
-    exec(compile(RAISE.format(name="raises", call=call), code.co_filename, "exec"), made)
-    names["_planted"], names["_original"] = planted, original
+    exec(compile(RAISE.format(call=call, number=number), code.co_filename, "exec"), made)
+    names[f"_planted{number}"], names[f"_original{number}"] = planted, original
     function.__code__ = made["raises"].__code__.replace(co_freevars=code.co_freevars)
     function.__defaults__ = function.__kwdefaults__ = None
     return planted
 
 
+def forked(work: Callable[[], Any]) -> Any:
+    """What this tells in a fork; None if the fork dies."""
+    read, write = os.pipe()
+    if not os.fork():
+        os.close(read)
+        told = json.dumps(work()).encode()
+        with os.fdopen(write, "wb") as file:
+            file.write(told)
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        text = file.read()
+    os.wait()
+    return json.loads(text) if text else None
+
+
+def trained(function: Any, call: int) -> dict[str, Any]:
+    """The training in which this function fails; None: none of them."""
+    planted = plant(function, call) if function is not None else []
+    with contextlib.redirect_stderr(io.StringIO()) as errors:
+        try:
+            loss, steps = train()
+        except BaseException as error:  # noqa: BLE001
+            loss, steps = f"{type(error).__name__}: {error}", -1
+    return {"hit": len(planted) >= call, "loss": loss, "steps": steps, "errors": errors.getvalue()}
+
+
+def counted(chosen: list[tuple[str, Any]]) -> list[int]:
+    """How often each of the functions is called."""
+    calls = [plant(function, NEVER, number) for number, (_, function) in enumerate(chosen)]
+    train()
+    return [len(each) for each in calls]
+
+
 def main() -> None:
     call, part, parts = map(int, sys.argv[1:])
-    for name, function in [("", None), *list(functions())[part::parts]]:
-        if name.partition(":")[2] in ENTRIES:
-            continue
-        read, write = os.pipe()
-        if not os.fork():
-            os.close(read)
-            planted = plant(function, call) if function is not None else []
-            with contextlib.redirect_stderr(io.StringIO()) as errors:
-                try:
-                    loss, steps = train()
-                except BaseException as error:  # noqa: BLE001
-                    loss, steps = f"{type(error).__name__}: {error}", -1
-            told = {
-                "function": name, "call": call, "hit": len(planted) >= call > 0, "loss": loss, "steps": steps,
-                "errors": errors.getvalue(),
-            }  # fmt: skip
-            os.write(write, json.dumps(told).encode())
-            os._exit(0)
-        os.close(write)
-        with os.fdopen(read) as file:
-            print(file.read() or json.dumps({"function": name, "died": True}), flush=True)
-        os.wait()
+    chosen = [(name, function) for name, function in functions() if name.partition(":")[2] not in ENTRIES][
+        part::parts
+    ]
+    calls = forked(lambda: counted(chosen))
+    reached = [one for one, count in zip(chosen, calls, strict=True) if count >= call]
+    for name, function in [("", None), *reached]:
+        told = forked(lambda function=function: trained(function, call)) or {"died": True}
+        print(json.dumps({"function": name, **told}), flush=True)
 
 
 if __name__ == "__main__":

@@ -55,6 +55,16 @@ class Ran:
         """Those whose text contains these words, of this kind."""
         return [mark for mark in self.of("mark") if words in mark["text"] and kind in ("", mark["kind"])]
 
+    def assert_closed(self) -> None:
+        """The phases of each window are its wall time."""
+        for window in self.of("window"):
+            whole = [body["host_ns"] for name, body in window["phases"].items() if "/" not in name]
+            assert sum(whole) == window["wall_ns"]
+
+    def total(self, figure: str) -> int:
+        """The sum of a figure over all windows."""
+        return sum(window.get(figure, 0) for window in self.of("window"))
+
     def phases(self) -> dict[str, int]:
         total: dict[str, int] = {}
         for window in self.of("window"):
@@ -76,8 +86,9 @@ def run(
     """Run `python *command` in the folder of the subjects. before: called in the process before it starts."""
     records = folder / "records"
     more = {FOLDER: str(records), "PYTHONPATH": str(SITE), "NDD_WATCH_WINDOW_S": "0.2"} if observed else {}
-    # The observer must not need our packages.
-    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    # The observer must not need our packages. A second thread would only wait.
+    inherited = {**os.environ, "OMP_NUM_THREADS": "1"}
+    inherited.pop("PYTHONPATH", None)
     for _ in range(4):
         if observed and not records.exists():
             records.mkdir(parents=True)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import resource
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,42 +69,44 @@ def own() -> KernelsEvent:
     spec = importlib.util.spec_from_file_location("captured", SUBJECTS / "captured.py")
     assert spec is not None and spec.loader is not None
     subject: Any = importlib.util.module_from_spec(spec)
-    threads, told = torch.get_num_threads(), os.environ.get("KINETO_LOG_LEVEL")
-    sys.path.insert(0, str(SUBJECTS))
-    try:
-        spec.loader.exec_module(subject)
-        clock = PhaseClock()
-        capture = ProfilerCapture(torch.device("cpu"), clock, model=subject.model)
-        for number in range(5):
-            if number == 1:
-                capture.start()
-            elif number == 2:
-                capture.begin()
-            clock.enter(phase.ZERO_GRAD)
-            subject.optimizer.zero_grad()
-            clock.enter(phase.FORWARD)
-            out = subject.model(subject.x)
-            clock.enter(phase.LOSS)
-            loss = nn.functional.mse_loss(out, subject.y)
-            clock.enter(phase.BACKWARD)
-            loss.backward()
-            clock.enter(phase.OPTIMIZER)
-            subject.optimizer.step()
-            clock.enter(phase.OTHER)
-            capture.measured += number >= 2
-        return capture.end(5)
-    finally:
-        sys.path.remove(str(SUBJECTS))
-        torch.set_num_threads(threads)
-        if told is None:  # the capture sets it, and later subjects would inherit it
-            os.environ.pop("KINETO_LOG_LEVEL", None)
+    spec.loader.exec_module(subject)
+    clock = PhaseClock()
+    capture = ProfilerCapture(torch.device("cpu"), clock, model=subject.model)
+    for number in range(5):
+        if number == 1:
+            capture.start()
+        elif number == 2:
+            capture.begin()
+        clock.enter(phase.ZERO_GRAD)
+        subject.optimizer.zero_grad()
+        clock.enter(phase.FORWARD)
+        out = subject.model(subject.x)
+        clock.enter(phase.LOSS)
+        loss = nn.functional.mse_loss(out, subject.y)
+        clock.enter(phase.BACKWARD)
+        loss.backward()
+        clock.enter(phase.OPTIMIZER)
+        subject.optimizer.step()
+        clock.enter(phase.OTHER)
+        capture.measured += number >= 2
+    return capture.end(5)
+
+
+@pytest.fixture
+def _threads() -> Iterator[None]:
+    """The subject trains with one."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.mark.promise
+@pytest.mark.usefixtures("_threads")
 def test_the_event_is_that_of_an_own_run_and_the_script_is_the_same(
     plain: tuple[Path, Ran, Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KINETO_LOG_LEVEL", "99")  # the own run sets it, and later scripts would inherit it
+    monkeypatch.syspath_prepend(str(SUBJECTS))
     folder, bare, found = plain
     assert found.errors == bare.errors == ""
     assert found.out.startswith(bare.out) and found.word("LEFT") == "True"
@@ -119,16 +120,18 @@ def test_the_event_is_that_of_an_own_run_and_the_script_is_the_same(
         assert expected.launches <= event.launches <= expected.launches + event.steps
         assert event.idle_ns.keys() == expected.idle_ns.keys()
 
-        def named(one: KernelsEvent) -> set[Any]:
-            # Outside of modules, an own run of this test has a loss in a phase of its own.
-            return {(*row[:2], row[4]) for row in one.modules if row[1]}
-
-        assert named(event) == named(expected)
-        lines = {(Path(row[0]).name, *row[1:3], row[5]) for row in event.lines}
-        mine = {(Path(row[0]).name, *row[1:3], row[5]) for row in expected.lines}
-        assert {row for row in lines if row[2].startswith(("Net", "Block"))} == {
-            row for row in mine if row[2].startswith(("Net", "Block"))
-        }
+        # Outside of modules, an own run of this test has a loss in a phase of its own.
+        modules, mine = ({(*row[:2], row[4]) for row in one.modules if row[1]} for one in (event, expected))
+        assert modules == mine
+        lines, mine = (
+            {
+                (Path(row[0]).name, *row[1:3], row[5])
+                for row in one.lines
+                if row[2].startswith(("Net", "Block"))
+            }
+            for one in (event, expected)
+        )
+        assert lines == mine
 
 
 def test_captured_steps_are_in_no_statistics(plain: tuple[Path, Ran, Ran]) -> None:
@@ -140,8 +143,7 @@ def test_captured_steps_are_in_no_statistics(plain: tuple[Path, Ran, Ran]) -> No
         # One is recorded first, and writing the trace delays the one after them.
         assert set(range(line["step"] - 4, line["step"] + 1)) <= out
         assert line["step"] - 5 not in out and line["step"] + 1 not in out
-    assert sum(window["steps"] for window in windows) == 160
-    assert sum(window["timed_steps"] for window in windows) == 160 - len(out)
+    assert (found.total("steps"), found.total("timed_steps")) == (160, 160 - len(out))
     ends = [window["step"] for window in windows if window.get("profiled")]
     assert all(any(line["step"] <= end for end in ends) for line in captures)
     assert 0 < len(ends) < len(windows)
@@ -165,19 +167,25 @@ def test_a_script_that_profiles_itself_is_left_alone(tmp_path: Path, word: str) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ends", [(), ("ends",)])
-def test_a_training_in_a_thread_is_not_captured(tmp_path: Path, ends: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("words", [("thread",), ("thread", "ends")])
+def test_a_training_in_a_thread_is_not_captured(tmp_path: Path, words: tuple[str, ...]) -> None:
     """Kineto belongs to the thread that started it: the process crashed where another one ended it."""
-    found = ran(tmp_path, "thread", *ends)
-    assert (found.status, found.errors) == (0, "")
-    assert not _taken(found)
+    found = ran(tmp_path, *words)
+    assert (found.status, found.errors, _taken(found)) == (0, "", [])
     assert {"thread" in line["text"] for line in found.marks("no profiler capture")} == {True}
 
 
 @pytest.mark.slow
-def test_a_capture_ends_where_no_step_does(tmp_path: Path) -> None:
-    found = ran(tmp_path, "after")
-    assert found.word("RECORDS") == "False"
+@pytest.mark.parametrize(
+    ("word", "expected"), [("after", ("RECORDS", "False")), ("forks", ("RECORDED", "0"))]
+)
+def test_a_capture_ends_where_no_step_does_and_is_not_in_a_process_that_is_forked_within_it(
+    tmp_path: Path, word: str, expected: tuple[str, str]
+) -> None:
+    found = ran(tmp_path, word)
+    assert found.word(expected[0]) == expected[1]
+    if word == "forks":
+        assert len(_taken(found)) == 2
 
 
 @pytest.mark.parametrize(
@@ -196,22 +204,12 @@ def test_a_capture_ends_before_what_is_no_step(
 
 
 @pytest.mark.slow
-def test_nothing_is_recorded_in_a_process_that_is_forked_within_a_capture(tmp_path: Path) -> None:
-    found = ran(tmp_path, "forks")
-    assert found.word("RECORDED") == "0"
-    assert len(_taken(found)) == 2
-
-
-@pytest.mark.slow
 def test_a_folder_that_is_gone_costs_the_capture_only(tmp_path: Path, plain: tuple[Path, Ran, Ran]) -> None:
     found = ran(tmp_path, "folder")
     assert found.errors == "" and found.out.startswith(plain[1].out)
     assert not _taken(found) and not found.marks("the observation ended")
-    assert [str(tmp_path / "traces") in line["text"] for line in found.marks("no profiler capture")] == [
-        True,
-        True,
-    ]
-    assert sum(window["steps"] for window in found.of("window")) == 160
+    folders = [str(tmp_path / "traces") in line["text"] for line in found.marks("no profiler capture")]
+    assert folders == [True, True] and found.total("steps") == 160
 
 
 def test_a_full_disk_costs_the_capture_only(tmp_path: Path, plain: tuple[Path, Ran, Ran]) -> None:
@@ -224,7 +222,7 @@ def test_a_full_disk_costs_the_capture_only(tmp_path: Path, plain: tuple[Path, R
     Room(tmp_path / "seen" / "records", shared=False)
     found = ran(tmp_path / "seen", before=limit)
     assert found.errors == "" and found.out.startswith(plain[1].out)
-    assert sum(window["steps"] for window in found.of("window")) == 160
+    assert found.total("steps") == 160
     for line in _taken(found):
         with pytest.raises((UsageError, OSError)):
             folded(tmp_path / "seen" / "traces" / line["data"]["trace"], line["step"], line["data"]["steps"])
@@ -241,7 +239,4 @@ def test_the_clock_of_the_gpu_goes_on_after_a_capture(tmp_path: Path) -> None:
     timed = [window for window in windows if window["device_steps"]]
     assert timed[0]["step"] < captured[0] and timed[-1]["step"] > captured[-1] + 1
     # A step of the capture carries no events.
-    assert (
-        sum(window["device_steps"] for window in windows)
-        <= line["step"] - 5 + windows[-1]["step"] - captured[-1]
-    )
+    assert found.total("device_steps") <= line["step"] - 5 + windows[-1]["step"] - captured[-1]

@@ -58,33 +58,17 @@ def test_numbers_of_hugging_face() -> None:
     callback.on_log(
         args, state, None, logs={"loss": 2, "epoch": 1.7, "grad_norm": float("nan"), "text": "no"}
     )
-    metrics = {
-        "eval_loss": 1.0,
-        "eval_runtime": 2.0,
-        "eval_samples_per_second": 5.0,
-        "eval_accuracy": 0.5,
-        "epoch": 2,
-    }
-    callback.on_evaluate(args, state, None, metrics=metrics)
-    assert told == [
-        (
-            "totals",
-            {
-                "framework": "transformers",
-                "earlier": 7,
-                "total_steps": 50,
-                "epochs": 0,
-                "obeys": ["checkpoint"],
-            },
-        ),
-        ("epoch", {"epoch": 1}),
-        ("scalars", {"values": {"loss": 2.0}}),
-        (
-            "evaluation",
-            {"seconds": 2.0, "lower": False, "metrics": {"eval_accuracy": 0.5, "eval_loss": 1.0}},
-        ),
-    ]
-    assert list(told[-1][1]["metrics"]) == ["eval_accuracy", "eval_loss"]
+    metrics = {"eval_loss": 1.0, "eval_runtime": 2.0, "eval_samples_per_second": 5.0, "eval_accuracy": 0.5}
+    callback.on_evaluate(args, state, None, metrics={**metrics, "epoch": 2})
+    assert [kind for kind, _ in told] == ["totals", "epoch", "scalars", "evaluation"]
+    totals, epoch, scalars, evaluation = (body for _, body in told)
+    assert totals == {
+        "framework": "transformers", "earlier": 7, "total_steps": 50, "epochs": 0, "obeys": ["checkpoint"],
+    }  # fmt: skip
+    assert (epoch, scalars) == ({"epoch": 1}, {"values": {"loss": 2.0}})
+    assert (evaluation["seconds"], evaluation["lower"]) == (2.0, False)
+    # The metric that chooses the best model is the first.
+    assert list(evaluation["metrics"].items()) == [("eval_accuracy", 0.5), ("eval_loss", 1.0)]
 
 
 def test_metrics_of_a_validation_of_lightning() -> None:

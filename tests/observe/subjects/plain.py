@@ -2,7 +2,7 @@ from common import data, net, report
 import torch
 from torch.utils.data import DataLoader
 
-model = net(512, 2)
+model = net(256, 2)
 optimizer = torch.optim.AdamW(model.parameters())
 steps = 0
 for epoch in range(5):

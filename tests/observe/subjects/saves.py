@@ -12,7 +12,7 @@ optimizer = torch.optim.AdamW(model.parameters())
 held_out = DataLoader(data(64), batch_size=32)
 steps = 0
 with tempfile.TemporaryDirectory() as folder:
-    for epoch in range(16):
+    for epoch in range(8):
         for x, y in DataLoader(data(), batch_size=128):
             loss = ((model(x) - y) ** 2).mean()
             optimizer.zero_grad()

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.rocm import VENDORS, renamed
 
-from ndd_engine.measure import timeline as gpu_work
 from ndd_engine.measure import timeline as timelines
 from ndd_engine.measure.timeline import CaptureTimeline, TraceEvent
 from ndd_engine.record.events import PHASES
@@ -86,14 +85,13 @@ def of_gpu(*seen: TraceEvent, marks: list[tuple[int, str]]) -> CaptureTimeline:
     return timeline(list(seen), marks, 0, 100, gpu=True)
 
 
+def of_host(*seen: TraceEvent) -> CaptureTimeline:
+    return timeline(list(seen), STEP, 0, 100, gpu=False)
+
+
 STEP = [
-    (0, "data_wait"),
-    (30, "to_device"),
-    (40, "forward"),
-    (60, "backward"),
-    (80, "optimizer"),
-    (95, "log"),
-]
+    (0, "data_wait"), (30, "to_device"), (40, "forward"), (60, "backward"), (80, "optimizer"), (95, "log"),
+]  # fmt: skip
 
 
 def test_a_gpu_is_busy_while_a_kernel_or_a_copy_runs() -> None:
@@ -121,6 +119,9 @@ def test_named_ranges_on_the_gpu_compute_nothing() -> None:
         marks=STEP,
     )
     assert (found.busy_ns, found.launches) == (10, 1)
+    # A GPU of which nothing else was seen is not called idle.
+    with pytest.raises(ValueError, match="no GPU kernels"):
+        of_gpu(host(10, 50), named(0, 100, "step", on_gpu=True), marks=STEP)
 
 
 @pytest.mark.parametrize(
@@ -145,17 +146,9 @@ def test_every_way_of_waiting_is_synchronising(names: tuple[str, ...]) -> None:
     assert found.idle_ns == {"other": 30}
 
 
-def test_a_gpu_of_which_nothing_was_seen_is_not_called_idle() -> None:
-    with pytest.raises(ValueError, match="no GPU kernels"):
-        of_gpu(host(10, 50), named(0, 100, "step", on_gpu=True), marks=STEP)
-
-
-def of_host(*seen: TraceEvent, marks: list[tuple[int, str]]) -> CaptureTimeline:
-    return timeline(list(seen), marks, 0, 100, gpu=False)
-
-
 def test_without_a_gpu_operators_compute_and_what_is_between_them_does_not() -> None:
     found = of_host(
+        host(0, 30, "aten::stft"),  # makes a batch: that is waiting for data
         host(40, 50, "aten::linear"),
         host(42, 48, "aten::addmm"),  # inside the other one
         host(60, 80, "autograd::engine::evaluate_function: AddmmBackward0"),
@@ -163,24 +156,12 @@ def test_without_a_gpu_operators_compute_and_what_is_between_them_does_not() -> 
         host(65, 70, thread=2),  # the engine's own thread
         named(80, 95, "Optimizer.step#AdamW.step"),
         host(85, 90, "aten::_fused_adamw_"),
-        marks=STEP,
     )
     assert (found.busy_ns, found.launches, found.copy_ns) == (20, 3, 0)
     assert found.idle_ns == {WAITING_FOR_DATA: 30, "copying": 10, LAUNCH_GAPS: 35, "other": 5}
     assert [name for name, _, _ in found.top] == ["aten::linear", "aten::_fused_adamw_", "aten::mm"]
-
-
-def test_operators_that_make_a_batch_are_waiting_for_data() -> None:
-    found = of_host(host(0, 30, "aten::stft"), host(40, 80), marks=STEP)
-    assert found.busy_ns == 40
-    assert found.idle_ns[WAITING_FOR_DATA] == 30
-    assert [name for name, _, _ in found.top] == ["aten::mm"]
-
-
-def test_what_a_compiler_made_computes() -> None:
-    found = of_host(
-        named(40, 60, "## Call CompiledFxGraph abc ##"), host(45, 50, "extern_kernels::mm"), marks=STEP
-    )
+    # What a compiler made computes.
+    found = of_host(named(40, 60, "## Call CompiledFxGraph abc ##"), host(45, 50, "extern_kernels::mm"))
     assert (found.busy_ns, found.launches) == (20, 1)
 
 
@@ -256,14 +237,6 @@ def test_another_gpu_of_the_process_does_not_count() -> None:
     assert timeline(seen, [(0, "forward")], 0, 100, True, 1).busy_ns == 60
 
 
-def test_copies_within_the_gpu_are_no_transfer() -> None:
-    found = of_gpu(
-        kernel(0, 10, "Memcpy DtoD (Device -> Device)"), kernel(20, 25, "Memcpy HtoD (Pinned -> Device)"),
-        kernel(30, 40), marks=[(0, "forward")],
-    )  # fmt: skip
-    assert (found.copy_ns, found.busy_ns) == (5, 25)
-
-
 def test_collectives_are_split_into_exposed_and_hidden() -> None:
     found = of_gpu(
         kernel(0, 40),
@@ -320,21 +293,6 @@ def test_all_kinds_of_work_and_waits_in_one_step() -> None:
         "copying": 1, LAUNCH_GAPS: 2 + 1 + 3 + 4, QUEUED: 12, SYNCHRONISING: 10 + 1 + 8 + 2 + 5
     }  # fmt: skip
     assert found.queued == [("short", 12, 1)]
-
-
-def test_every_name_of_the_code_has_its_twin(vendor: str) -> None:
-    known = {*gpu_work._COPIES, *gpu_work._WITHIN, *gpu_work._UPLOADS, *gpu_work._FILLS} - {"Memcpy"}
-    names = [*(name for name in known if name.startswith("Mem")), "Memcpy DtoH"]
-    names = [f"{name} ({memory} -> Device)" for name in names for memory in ("Pinned", "Pageable", "Device")]
-    twins = renamed([(name, True, 0) for name in names], vendor)
-    for asked in (gpu_work.is_copy, gpu_work.is_upload, gpu_work.is_transfer):
-        assert [asked(kernel(0, 1, name)) for name in names] == [asked(kernel(0, 1, name)) for name in twins]
-    if vendor == "ROCm":  # none of the other names of ROCm is left out
-        assert not [name for name in known if not any(twin.startswith(name) for twin in (*names, *twins))]
-    waits = [f"cuda{name.removeprefix('cuda')}" for name in timelines._WAITS if not name.startswith("hip")]
-    assert all(
-        name.endswith(timelines._WAITS) for name in renamed([(name, False, 0) for name in waits], vendor)
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,25 +1,31 @@
-"""FLOP counts against counts by hand for each kind of layer; counting does not change the results."""
+"""What a run reports of its steps: FLOPs and bytes against counts by hand, published peaks, and losses in order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as f
 
 from ndd_engine.hardware.gpus import Gpu, GpuProfile
 from ndd_engine.measure.reporting import (
     NO_CPU_PEAK,
+    LossReader,
     WorkCounter,
     _cudnn_rnn,
     _cudnn_rnn_backward,
     published_peak,
     work_event,
 )
+
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -68,36 +74,23 @@ def test_layers_by_hand(name: str, wants_input: bool) -> None:
     assert parts(found) == (one, 2 * one if wants_input else one)
 
 
-@pytest.mark.parametrize("directions", [1, 2])
-@pytest.mark.parametrize("layers", [1, 2])
-def test_lstm_by_hand(layers: int, directions: int) -> None:
+@pytest.mark.parametrize(("layers", "directions"), [(1, 1), (2, 2)])
+def test_recurrent_layers_by_hand(layers: int, directions: int) -> None:
+    """The kernels of cuDNN need a GPU; their formulas need only shapes."""
+    x = torch.randn(3, 7, 12, requires_grad=True)
     module = nn.LSTM(12, 10, layers, batch_first=True, bidirectional=directions == 2)
-    counter = count(mean_of(module, torch.randn(3, 7, 12, requires_grad=True)))
+    counter, weights = count(mean_of(module, x)), list(module.parameters())
     widths = [12] + [10 * directions] * (layers - 1)
     one = sum(directions * 2 * 3 * 7 * 4 * 10 * (width + 10) for width in widths)
-    assert parts(counter) == (one, 2 * one)
-    assert counter.uncounted == []
-
-
-def test_gru_and_a_cell_by_hand() -> None:
-    forward, backward = parts(
-        count(mean_of(nn.GRU(12, 10, batch_first=True), torch.randn(3, 7, 12, requires_grad=True)))
-    )
-    assert forward == 2 * 3 * 7 * 3 * 10 * (12 + 10)
+    assert parts(counter) == (one, 2 * one) and counter.uncounted == []
+    assert _cudnn_rnn(x, weights) == one
+    assert _cudnn_rnn_backward(x, weights, 4, [True, True, True, True]) == 2 * one
+    assert _cudnn_rnn_backward(x, weights, 4, [True, True, True, False]) == one
+    one = 2 * 3 * 7 * 3 * 10 * (12 + 10)
     # The first state needs no gradient: one product with the state's weights less.
-    assert backward == 2 * forward - 2 * 3 * 3 * 10 * 10
+    assert parts(count(mean_of(nn.GRU(12, 10, batch_first=True), x))) == (one, 2 * one - 2 * 3 * 3 * 10 * 10)
     forward, _ = parts(count(mean_of(nn.LSTMCell(12, 10), torch.randn(5, 12))))
     assert forward == 2 * 5 * 4 * 10 * (12 + 10)
-
-
-def test_cudnn_layers_count_as_the_processor_does() -> None:
-    # The kernel needs a GPU; its formula needs only shapes. Two layers, two directions, with biases.
-    module = nn.LSTM(12, 10, 2, batch_first=True, bidirectional=True)
-    x, weights = torch.randn(3, 7, 12, requires_grad=True), list(module.parameters())
-    forward, backward = parts(count(mean_of(module, x)))
-    assert _cudnn_rnn(x, weights) == forward
-    assert _cudnn_rnn_backward(x, weights, 4, [True, True, True, True]) == backward
-    assert _cudnn_rnn_backward(x, weights, 4, [True, True, True, False]) == forward
 
 
 def test_batched_products_by_hand() -> None:
@@ -110,30 +103,15 @@ def test_batched_products_by_hand() -> None:
     assert count(lambda: (a[0] @ vector).mean()).flops == 2 * 4 * 5
 
 
-def attention(query: Tensor, key: Tensor, **options: Any) -> Callable[[], Tensor]:
-    return lambda: f.scaled_dot_product_attention(query, key, key, **options).mean()
-
-
 def test_attention_by_hand_and_by_back_end() -> None:
     query = torch.randn(2, 4, 6, 8, requires_grad=True)
     key = torch.randn(2, 4, 9, 8, requires_grad=True)
     pair = 2 * 2 * 4 * 6 * 9 * 8  # one product of all queries with all keys
-    fast = count(attention(query, key))
-    assert parts(fast) == (2 * pair, 5 * pair)  # its backward computes the scores again
-    assert fast.attention == ["flash (cpu)"]
-    plain = count(attention(query, key, dropout_p=0.1))
-    assert parts(plain) == (2 * pair, 4 * pair)
-    assert plain.attention == ["math"]
+    # The backward pass of the first one computes the scores again.
+    for dropout, backward, backend in ((0.0, 5, "flash (cpu)"), (0.1, 4, "math")):
+        found = count(lambda p=dropout: f.scaled_dot_product_attention(query, key, key, dropout_p=p).mean())
+        assert (parts(found), found.attention) == ((2 * pair, backward * pair), [backend])
     assert count(mean_of(nn.Linear(3, 3), torch.randn(2, 3))).attention == []
-
-
-def test_an_embedding_computes_nothing_and_moves_its_rows() -> None:
-    table = nn.Embedding(10_000, 16)
-    ids = torch.tensor([[1, 2, 3]])
-    with WorkCounter() as counter:
-        table(ids)
-    assert (counter.flops, counter.uncounted) == (0, [])
-    assert counter.bytes == 2 * 3 * 16 * 4 + 3 * 8
 
 
 def test_bytes_are_what_operations_read_and_write() -> None:
@@ -146,6 +124,10 @@ def test_bytes_are_what_operations_read_and_write() -> None:
         assert counter.bytes == 3 * 1600
         z.add_(torch.ones(1).expand(100, 4))  # the expanded tensor has four bytes, written by ones
         assert counter.bytes == 3 * 1600 + 4 + (1600 + 4 + 1600)
+    table = nn.Embedding(10_000, 16)
+    with WorkCounter() as counter:  # it computes nothing, and moves its rows
+        table(torch.tensor([[1, 2, 3]]))
+    assert (counter.flops, counter.bytes, counter.uncounted) == (0, 2 * 3 * 16 * 4 + 3 * 8, [])
 
 
 def test_mixed_precision_shows_in_the_types() -> None:
@@ -162,44 +144,29 @@ def test_mixed_precision_shows_in_the_types() -> None:
 
 
 def test_counting_changes_no_result_and_draws_no_random_number() -> None:
-    def train(counted: bool) -> tuple[list[Tensor], Tensor]:
+    def train(around: Any) -> list[Any]:
         torch.manual_seed(3)
         model = nn.Sequential(nn.Linear(8, 32), nn.Dropout(0.5), nn.GELU(), nn.Linear(32, 8))
         x = torch.randn(4, 6, 8)
-        loss = (f.scaled_dot_product_attention(model(x), x, x, dropout_p=0.2) ** 2).mean
-        if counted:
-            with WorkCounter():
-                loss().backward()
-        else:
-            loss().backward()
-        return [parameter.grad for parameter in model.parameters() if parameter.grad is not None], torch.rand(
-            4
-        )
+        with around:
+            (f.scaled_dot_product_attention(model(x), x, x, dropout_p=0.2) ** 2).mean().backward()
+        return [*(parameter.grad for parameter in model.parameters()), torch.rand(4)]
 
-    plain, counted = train(False), train(True)
-    assert all(torch.equal(a, b) for a, b in zip(plain[0], counted[0], strict=True))
-    assert torch.equal(plain[1], counted[1])
+    assert all(map(torch.equal, train(nullcontext()), train(WorkCounter())))
 
 
-def test_an_unknown_operation_is_named_and_survived() -> None:
+def test_an_operation_that_cannot_be_counted_is_named_and_survived() -> None:
     @torch.library.custom_op("ndd_test::twice", mutates_args=())
     def twice(x: Tensor) -> Tensor:
         return x * 2
 
     with WorkCounter() as counter:
+        counter._formulas[torch.ops.aten.mm] = lambda *_, **__: 1 // 0
         out = twice(torch.ones(3))
         torch.fft.rfft(torch.ones(16))
-        out + 1
-    assert out.tolist() == [2, 2, 2]
-    assert counter.uncounted == ["twice", "_fft_r2c"]
-
-
-def test_a_formula_that_fails_does_not_end_the_training() -> None:
-    with WorkCounter() as counter:
-        counter._formulas[torch.ops.aten.mm] = lambda *_, **__: 1 // 0
-        out = torch.ones(2, 2) @ torch.ones(2, 2)
-    assert out.sum() == 8
-    assert (counter.flops, counter.uncounted) == (0, ["mm"])
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+    assert out.tolist() == [2, 2, 2] and product.sum() == 8
+    assert (counter.flops, counter.uncounted) == (0, ["twice", "_fft_r2c", "mm"])
 
 
 def profile(**changes: Any) -> GpuProfile:
@@ -229,7 +196,7 @@ def test_a_step_is_all_its_micro_batches_and_the_update() -> None:
     assert (nothing.flops_per_step, nothing.bytes_per_step) == (None, None)
 
 
-def test_the_peak_is_that_of_the_precision_in_use() -> None:
+def test_the_peak_is_that_of_the_precision_in_use_or_there_is_a_reason() -> None:
     assert published_peak(gpu(profile()), "bf16") == ("bf16", 165.0, 700.0, "a sheet", "")
     assert published_peak(gpu(profile()), "tf32")[:2] == ("tf32", 82.0)
     kind, peak, bandwidth, _, reason = published_peak(gpu(profile()), "fp16")
@@ -237,17 +204,26 @@ def test_the_peak_is_that_of_the_precision_in_use() -> None:
     assert "fp16" in reason and "X 9000" in reason
     _, peak, _, source, _ = published_peak(gpu(profile(note="72 W board")), "bf16")
     assert peak == 165.0 and source.endswith("72 W board")
+    part = gpu(profile(note="figures are of the whole GPU"), mig=True)
+    for chosen, why in (
+        (None, NO_CPU_PEAK), (gpu(None, reasons={"profile": "no figures"}), "no figures"), (part, "the whole GPU"),
+    ):  # fmt: skip
+        kind, peak, _, _, reason = published_peak(chosen, "bf16")
+        assert (kind, peak) == (None, None) and why in reason
 
 
-@pytest.mark.parametrize(
-    ("chosen", "reason"),
-    [
-        (None, NO_CPU_PEAK),
-        (gpu(None, reasons={"profile": "no published figures are known for this GPU"}), "no published figures"),
-        (gpu(profile(note="figures are of the whole GPU"), mig=True), "figures are of the whole GPU"),
-    ],
-)  # fmt: skip
-def test_without_a_published_peak_there_is_a_reason(chosen: Gpu | None, reason: str) -> None:
-    kind, peak, _, _, why = published_peak(chosen, "bf16")
-    assert (kind, peak) == (None, None)
-    assert reason in why
+@given(st.integers(1, 12), st.lists(st.floats(-1e3, 1e3, width=32), max_size=60), st.sets(st.integers(0, 60)))
+def test_every_loss_arrives_once_in_order(every: int, losses: list[float], drains: set[int]) -> None:
+    reader = LossReader(CPU, every)
+    arrived: list[tuple[int, float]] = []
+    waiting = 0
+    for step, loss in enumerate(losses, start=1):
+        new = reader.add(step, torch.tensor(loss), {})
+        waiting += 1
+        assert waiting <= every and len(new) in (0, waiting)
+        if step in drains:
+            new += reader.drain()
+        waiting = 0 if new else waiting
+        arrived += new
+    arrived += reader.drain()
+    assert arrived == list(enumerate(losses, start=1)) and reader.drain() == []

@@ -1,13 +1,15 @@
-"""A process of a trial reports for each change whether it is in effect, and never writes where it may not."""
+"""A process of a trial: the gate that lets it train, changes that are in effect, and what its copy does not contain."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from select import select
 from types import SimpleNamespace
@@ -24,8 +26,12 @@ from ndd_engine.script.command import UNWRITTEN
 from ndd_watch import FOLDER, SITE
 from ndd_watch.changes import OF_SCRIPTS, make
 from ndd_watch.switches import Change
+from ndd_watch.trying import _STARTS, Outside, Trainer, gate
 
-IMAGES = """
+# The loader is made once, before the first step, and has its arguments by place; the loop may undo changes.
+SCRIPT = """
+import gc
+import os
 import random
 import sys
 
@@ -43,10 +49,14 @@ class Images(Dataset):
 
 model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-# Made once, before the first step.
-loader = DataLoader(Images(), batch_size=8, num_workers=0)
+loader = DataLoader(Images(), 8, False, None, None, 0)
+if "undoes" in sys.argv:
+    loader.num_workers = 0
+    os.environ["SEEN"] = "other"
 while True:
     for x, y in loader:
+        if "undoes" in sys.argv:
+            gc.enable()
         optimizer.zero_grad()
         loss = ((model(x) - y) ** 2).mean()
         loss.backward()
@@ -56,36 +66,10 @@ while True:
 """
 
 
-# The loader has its arguments by place, and the loop may undo changes.
-OWN_WAYS = """
-import gc
-import os
-import sys
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-model = nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-loader = DataLoader(TensorDataset(torch.randn(64, 8)), 8, True, None, None, 0)
-if "undoes" in sys.argv:
-    loader.num_workers = 0
-    os.environ["SEEN"] = "other"
-while True:
-    for (x,) in loader:
-        if "undoes" in sys.argv:
-            gc.enable()
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-"""
-
-
 def ready(
     folder: Path,
     *words: str,
-    script: tuple[str, ...] = (),
+    script: tuple[str, ...] = ("-c", SCRIPT),
     outside: bool = False,
     given: dict[str, str] | None = None,
     variables: dict[str, str] | None = None,
@@ -98,22 +82,15 @@ def ready(
         server.listen(1)
         sides = [{key.replace("__", "."): value for key, value in changes.items()}]
         spec = {
-            "socket": f"{short}/s",
-            "sides": sides,
-            "original": str(folder / "original"),
-            "outside": outside,
+            "socket": f"{short}/s", "sides": sides, "original": str(folder / "original"), "outside": outside,
             "given": given or {},
-        }
+        }  # fmt: skip
         environment = {
-            **os.environ,
-            **UNWRITTEN,
-            **(variables or {}),
-            FOLDER: f"{short}/ranks",
-            "PYTHONPATH": str(SITE),
-            "NDD_WATCH_TRY": json.dumps(spec),
-        }
+            **os.environ, **UNWRITTEN, **(variables or {}), FOLDER: f"{short}/ranks", "PYTHONPATH": str(SITE),
+            "NDD_WATCH_TRY": json.dumps(spec), "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
         with subprocess.Popen(
-            [sys.executable, *(script or ("-c", IMAGES)), *words], env=environment, cwd=short, stderr=subprocess.PIPE,
+            [sys.executable, *script, *words], env=environment, cwd=short, stderr=subprocess.PIPE,
             text=True,
         ) as process:  # fmt: skip
             assert process.stderr is not None
@@ -134,14 +111,10 @@ def ready(
 
 @pytest.mark.long
 def test_changes_of_the_start_are_in_effect_for_a_loader_that_is_made_once(tmp_path: Path) -> None:
-    changes = {
-        "loader__cache": True,
-        "loader__prefetch": 3,
-        "loader__workers": 1,
-        "speed__channels_last": True,
-        "speed__flush_denormal": True,
-    }
-    side, errors = ready(tmp_path, **changes)
+    side, errors = ready(
+        tmp_path, loader__cache=True, loader__prefetch=3, loader__workers=1, speed__channels_last=True,
+        speed__flush_denormal=True,
+    )  # fmt: skip
     assert side is not None, errors
     settings = side["settings"]
     assert all(settings[key][2] for key in ("loader.workers", "speed.channels_last", "speed.flush_denormal"))
@@ -152,20 +125,23 @@ def test_changes_of_the_start_are_in_effect_for_a_loader_that_is_made_once(tmp_p
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("undoes", few([False, True], 1))
-def test_what_is_in_effect_is_read_back(tmp_path: Path, undoes: bool) -> None:
-    words = (*(["undoes"] * undoes), "--size", "8", "lr=1")
+@pytest.mark.parametrize("word", few(["", "random", "undoes"], 1))
+def test_what_is_in_effect_is_read_back(tmp_path: Path, word: str) -> None:
+    """Items are cached unless they differ."""
     given = {"arg.size": "8", "arg.lr": "1", "env.SEEN": "mine", "arg.other": "3", "env.OTHER": "3"}
+    workers = {"loader__workers": 1} if word == "undoes" else {"loader__cache": True}
     side, errors = ready(
-        tmp_path, *words, script=("-c", OWN_WAYS), given=given, variables={"SEEN": "mine"},
-        loader__workers=1, run__gc_every_steps=5,
+        tmp_path, *word.split(), "--size", "8", "lr=1", given=given, variables={"SEEN": "mine"},
+        run__gc_every_steps=5, **workers,
     )  # fmt: skip
     assert side is not None, errors
     found = {key: tuple(value[:3]) for key, value in side["settings"].items()}
+    undone, cached = word == "undoes", word == ""
     assert found == {
-        "loader.workers": ("1", "0", False) if undoes else ("1", "1", True),
-        "run.gc_every_steps": ("5", "0", False) if undoes else ("5", "5", True),
-        "env.SEEN": ("mine", "other", False) if undoes else ("mine", "mine", True),
+        **({"loader.workers": ("1", "0", False)} if undone else {}),
+        **({} if undone else {"loader.cache": ("True", "true" if cached else "false", cached)}),
+        "run.gc_every_steps": ("5", "0", False) if undone else ("5", "5", True),
+        "env.SEEN": ("mine", "other", False) if undone else ("mine", "mine", True),
         "arg.size": ("8", "8", True),
         "arg.lr": ("1", "1", True),
         "arg.other": ("3", "not given", False),
@@ -173,17 +149,41 @@ def test_what_is_in_effect_is_read_back(tmp_path: Path, undoes: bool) -> None:
     }
 
 
-@pytest.mark.parametrize("key", sorted(OF_SCRIPTS))
-def test_every_change_of_a_script_is_read_back(key: str) -> None:
-    assert OF_SCRIPTS[key].applied is not Change.applied
+@pytest.mark.long
+def test_a_trial_on_a_gpu_keeps_the_losses_of_the_first_steps(tmp_path: Path) -> None:
+    """They arrive some steps late, several at a time."""
+    script = str(SUBJECTS / "on_gpu.py"), "60", "0.3", "0.3", "1"
+    side, errors = ready(tmp_path, script=script)
+    assert side is not None, errors
+    assert side["device"] == "cuda:0" and len(side["losses"]) >= 5
+    assert len(set(side["losses"])) == 1  # the learning rate is 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("allowed", few([False, True], 1))
+def test_a_trial_does_not_write_into_the_original_folder(tmp_path: Path, allowed: bool) -> None:
+    original = tmp_path / "original"
+    original.mkdir()
+    side, errors = ready(tmp_path, "writes", str(original / "weights.txt"), outside=allowed)
+    assert (side is not None) == allowed == (original / "weights.txt").exists()
+    if not allowed:
+        assert str(original / "weights.txt") in errors
+
+
+def test_every_change_of_a_script_is_read_back() -> None:
+    assert not [key for key, change in OF_SCRIPTS.items() if change.applied is Change.applied]
+
+
+def of_optimizer(optimizer: torch.optim.Optimizer, value: str) -> Any:
+    """The change of its implementation."""
+    steps = SimpleNamespace(optimizers=lambda: [optimizer])
+    return make("optimizer.implementation", value, SimpleNamespace(steps=steps))
 
 
 @pytest.mark.parametrize(("undone", "value"), [(False, "foreach"), (True, "loop")])
 def test_the_flags_of_an_optimizer_are_read_back(undone: bool, value: str) -> None:
-    parameter = torch.nn.Parameter(torch.ones(2))
-    optimizer = torch.optim.SGD([parameter], lr=0.1)
-    steps = SimpleNamespace(optimizers=lambda: [optimizer])
-    change = make("optimizer.implementation", "foreach", SimpleNamespace(steps=steps))
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+    change = of_optimizer(optimizer, "foreach")
     change.switch(True)
     if undone:  # as a scheduler of the script's own might
         optimizer.param_groups[0]["foreach"] = False
@@ -201,55 +201,18 @@ def test_whether_batches_are_gathered_in_workers_is_known_by_the_dataset(
     assert make("loader.fetch", "auto", SimpleNamespace(loader=loader)).applied()[1] is in_effect
 
 
-class _Observer(SimpleNamespace):
-    def __init__(self, scales: bool) -> None:
-        super().__init__(
-            modules=SimpleNamespace(around=[]), steps=SimpleNamespace(finite=SimpleNamespace(scales=scales))
-        )
-
-
 @pytest.mark.parametrize(
     ("value", "scales", "takes"), [("fp16", False, False), ("fp16", True, True), ("bf16", False, True)]
 )
 def test_fp16_is_not_in_effect_without_a_gradient_scaler(value: str, scales: bool, takes: bool) -> None:
-    change = make("precision.amp", value, _Observer(scales))
+    steps = SimpleNamespace(finite=SimpleNamespace(scales=scales))
+    change = make("precision.amp", value, SimpleNamespace(modules=SimpleNamespace(around=[]), steps=steps))
     change.switch(True)
     model = torch.nn.Linear(4, 1)
     (around,) = change.observer.modules.around
     around(lambda module, x: module(x))(model, torch.randn(2, 4))
     _, in_effect, why = change.applied()
     assert in_effect is takes and ("bf16" in why) != takes
-
-
-@pytest.mark.long
-def test_a_trial_on_a_gpu_keeps_the_losses_of_the_first_steps(tmp_path: Path) -> None:
-    """They arrive some steps late, several at a time."""
-    script = str(SUBJECTS / "on_gpu.py"), "60", "0.3", "0.3", "1"
-    side, errors = ready(tmp_path, script=script)
-    assert side is not None, errors
-    assert side["device"] == "cuda:0" and len(side["losses"]) >= 5
-    assert len(set(side["losses"])) == 1  # the learning rate is 0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("words", "found"), few([((), ["true", True]), (("random",), ["false", False])], 1))
-def test_items_are_cached_unless_they_differ(
-    tmp_path: Path, words: tuple[str, ...], found: list[Any]
-) -> None:
-    side, errors = ready(tmp_path, *words, loader__cache=True)
-    assert side is not None, errors
-    assert side["settings"]["loader.cache"][1:3] == found
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("allowed", few([False, True], 1))
-def test_a_trial_does_not_write_into_the_original_folder(tmp_path: Path, allowed: bool) -> None:
-    original = tmp_path / "original"
-    original.mkdir()
-    side, errors = ready(tmp_path, "writes", str(original / "weights.txt"), outside=allowed)
-    assert (side is not None) == allowed == (original / "weights.txt").exists()
-    if not allowed:
-        assert str(original / "weights.txt") in errors
 
 
 @pytest.mark.parametrize("subset", [False, True])
@@ -285,8 +248,7 @@ def test_a_fused_step_finds_its_counter_on_the_device_of_its_parameter() -> None
     optimizer.state[parameter] = {
         "step": torch.tensor(3.0), "exp_avg": torch.zeros_like(parameter), "exp_avg_sq": torch.zeros_like(parameter),
     }  # fmt: skip
-    steps = SimpleNamespace(optimizers=lambda: [optimizer])
-    make("optimizer.implementation", "fused", SimpleNamespace(steps=steps)).switch(True)
+    of_optimizer(optimizer, "fused").switch(True)
     assert optimizer.state[parameter]["step"].device == parameter.device
 
 
@@ -297,8 +259,7 @@ def test_the_implementation_changes_and_changes_back_under_a_gradient_scaler(mad
         model = torch.nn.Linear(4, 1)
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **{made: True})  # type: ignore[arg-type]
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        steps = SimpleNamespace(optimizers=lambda: [optimizer])
-        change = make("optimizer.implementation", value, SimpleNamespace(steps=steps))
+        change = of_optimizer(optimizer, value)
         for step in range(6):
             if switched and step in (2, 4):
                 change.switch(step == 2)
@@ -358,3 +319,152 @@ def test_tf32_is_switched_in_scripts_that_use_either_api_of_torch(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [switched, after]
+
+
+class Loop(Trainer):
+    """Each step takes a second and waits a tenth of it; between runs, an hour passes."""
+
+    def __init__(self, commands: list[dict[str, Any]]) -> None:
+        self.commands = iter(commands)
+        self.told: list[dict[str, Any]] = []
+        self.seconds, self.steps, self.side, self.rests = 0.0, 0, -1, False
+        self.by_side: list[int] = []
+        self.gate = gate(self, self.receive, self.told.append)
+
+    def receive(self) -> dict[str, Any]:
+        assert self.rests
+        self.seconds += 3600
+        if (command := next(self.commands, None)) is None:
+            raise EOFError
+        return command
+
+    def settle(self) -> Iterator[None]:
+        yield
+        yield
+
+    @contextlib.contextmanager
+    def rest(self) -> Iterator[None]:
+        self.rests = True
+        yield
+        self.rests = False
+
+    def begin(self, command: dict[str, Any]) -> None:
+        self.side = command["side"]
+
+    def now(self) -> float:
+        return self.seconds
+
+    def waited(self) -> float:
+        return self.steps / 10
+
+    def facts(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def run(self) -> None:
+        """Train as long as the gate lets it."""
+        self.gate()
+        while True:
+            assert not self.rests
+            self.seconds, self.steps = self.seconds + 1, self.steps + 1
+            self.by_side.append(self.side)
+            self.gate()
+
+
+def test_runs_are_trained_and_timed_on_command() -> None:
+    train = {"do": "train", "side": 0, "lead": 2, "steps": 3}
+    loop = Loop([train, {"do": "facts"}, {**train, "side": 1, "lead": 0, "steps": 1}])
+    with pytest.raises(EOFError):
+        loop.run()
+    assert loop.told == [
+        {"ready": {"steps": 2}},
+        {"seconds": 3.0, "waited_s": pytest.approx(0.3)},
+        {"steps": 7},
+        {"seconds": 1.0, "waited_s": pytest.approx(0.1)},
+    ]
+    assert loop.by_side == [-1, -1, *[0] * 5, 1]
+
+
+# Arguments of the audit events with which Python starts a program.
+STARTS: dict[str, tuple[Any, ...]] = {
+    "subprocess.Popen": ("sh", ["sh", "-c", "date >> out.txt"], None, None),
+    "os.system": (b"date >> out.txt",),
+    "os.exec": ("/bin/date", ("date",), None),
+    "os.posix_spawn": (Path("/bin/date"), ["date"], {}),
+}
+
+
+def told(
+    event: str, given: tuple[Any, ...], file: str = "/home/user/train.py"
+) -> tuple[list[str], list[str]]:
+    """(what was seen, what was refused), if code of this file does something."""
+    refused: list[str] = []
+    outside = Outside(refused.append)
+    space: dict[str, Any] = {"heard": outside.audit, "event": event, "given": given}
+    exec(compile("heard(event, given)", file, "exec"), space)
+    assert outside.seen == sum(map(len, outside.to_dict().values()))
+    return [one for found in outside.to_dict().values() for one in found], refused
+
+
+@pytest.mark.parametrize("event", list(_STARTS))
+def test_every_way_to_start_a_program_is_seen_and_refused_unless_a_package_does(event: str) -> None:
+    (seen,), (refused,) = told(event, STARTS[event])
+    assert "date" in seen and refused == f"starts another program ({seen})"
+    # Programs of compilers and trackers are their own affair; those of other packages are named.
+    for package in ("torch", "triton", "wandb"):
+        assert told(event, STARTS[event], f"/opt/lib/site-packages/{package}/code.py") == ([], [])
+    assert told(event, STARTS[event], "/opt/lib/site-packages/other/code.py") == ([seen], [])
+
+
+@pytest.mark.parametrize(
+    ("words", "named", "refused"),
+    [
+        (["nvidia-smi", "-L"], False, False),
+        (["/usr/bin/uname", "-p"], False, False),
+        (["git", "rev-parse", "HEAD"], False, False),
+        (["/bin/sh", "-c", "nvidia-smi -L"], False, False),
+        (["git", "commit"], True, True),
+        (["git"], True, True),
+        (["/bin/sh", "-c", "nvidia-smi > out.txt"], True, True),
+        (["sh", "-c", "ls; date"], True, True),
+        ([], True, True),
+        # A launcher of the user's: what it starts is observed, and refuses by itself.
+        ([sys.executable, "worker.py"], True, False),
+    ],
+)
+def test_programs_that_may_change_something_are_named_and_others_are_not(
+    words: list[str], named: bool, refused: bool
+) -> None:
+    found = told("subprocess.Popen", (words[0] if words else "git", words, None, None))
+    assert (len(found[0]), len(found[1])) == (named, refused)
+
+
+@pytest.mark.parametrize("event", ["socket.connect", "socket.sendto"])
+@pytest.mark.parametrize(
+    ("address", "remote"),
+    [
+        (("192.0.2.1", 80), True),
+        (("2001:db8::1", 443, 0, 0), True),
+        (("127.0.0.1", 80), False),
+        (("localhost", 80), False),
+        (("::1", 80, 0, 0), False),
+        ("/run/some.socket", False),
+        ((object(), 80), False),
+        ((), False),
+    ],
+)
+def test_connections_to_other_hosts_are_seen_and_refused(event: str, address: Any, remote: bool) -> None:
+    seen, refused = told(event, (None, address))
+    named = f"{address[0]}:{address[1]}" if remote else ""
+    assert (seen, refused) == (([named], [f"connects to {named}"]) if remote else ([], []))
+
+
+def test_the_observers_own_files_are_written_also_below_the_original(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NDD_WATCH", str(tmp_path / "runs" / "ranks"))
+    refused: list[str] = []
+    outside = Outside(refused.append, str(tmp_path))
+    outside.writes(str(tmp_path / "runs" / "ranks" / "pid-1"))
+    assert refused == []
+    outside.writes(str(tmp_path / "weights.pt"))
+    assert refused == [f"writes to {(tmp_path / 'weights.pt').resolve()}, outside its folder"]
