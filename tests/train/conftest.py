@@ -14,7 +14,7 @@ import pytest
 import torch
 from train_help import Trainer, Written
 
-from ndd_engine.train import rehearsal as probes
+from ndd_engine.train import rehearsal
 
 _numbers = itertools.count()
 
@@ -30,10 +30,10 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _short_probes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A micro-batch is measured once before a run; test_probes covers the details."""
-    if request.module.__name__.rpartition(".")[2] != "test_probes":
-        monkeypatch.setattr(probes, "BASELINE_NS", 0)
-        monkeypatch.setattr(probes, "SLOW_NS", 0)
+    """A micro-batch is measured once before a run; test_rehearsal covers the details."""
+    if request.module.__name__.rpartition(".")[2] != "test_rehearsal":
+        monkeypatch.setattr(rehearsal, "BASELINE_NS", 0)
+        monkeypatch.setattr(rehearsal, "SLOW_NS", 0)
 
 
 @pytest.fixture(scope="session")
