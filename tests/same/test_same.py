@@ -1,6 +1,6 @@
 """Each case does the same whether it is observed or not.
 
-`make test` runs one or two of each file, `make test-all` one for each kind of difference, and `make test-slow` all.
+`make test` runs the first one of each file, `make test-all` one for each kind of difference, `make test-slow` all.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from tests.same.cases import Case, Result, differences, lacks, parse, run_case, 
 CASES = parse()
 # Another Python with torch, whose scripts are observed.
 PYTHON = os.environ.get("NDD_TEST_PYTHON", sys.executable)
-# The first case of each file is in `make test`; of these files, the second one, too.
-TWICE = {"counts", "exceptions", "inherited"}
-# In `make test-all`: one case for each kind of difference that a script of its file could notice.
+# In `make test-all`, beside the first case of each file, which is in `make test`: one case for each kind of difference
+# that a script could notice.
 TOLD = {
     "compilers": ["compiled_model_and_loss", "traced_and_scripted", "functions_mode_around_all",
                   "subclasses_of_tensors"],
     "counts": ["becomes_itself_again", "forked_in_the_middle", "threads_that_begin_together", "two_optimizers_late",
                "steps_by_hand", "gradients_without_backward"],
     "depth": ["limit_of_the_recursion", "caught_in_the_forward_pass"],
-    "exceptions": ["raised_in_the_thread_from_another", "exit_from_a_handler", "a_step_that_fails_and_is_tried_again",
-                   "uncaught_with_its_traceback"],
+    "exceptions": ["timeouts_never_lost", "raised_in_the_thread_from_another", "exit_from_a_handler",
+                   "a_step_that_fails_and_is_tried_again", "uncaught_with_its_traceback"],
     "files": ["small_files_only", "limited_memory", "other_folder_that_is_removed", "a_daemon_that_trains",
               "open_is_replaced"],
-    "inherited": ["hangup_by_default", "environment_is_passed_on", "mask_limits_and_priority", "program_from_the_input",
-                  "fails_while_torch_is_imported", "import_system_is_the_same", "sandbox_by_audit_hook_files"],
+    "inherited": ["reader_that_leaves_early", "hangup_by_default", "environment_is_passed_on",
+                  "mask_limits_and_priority", "program_from_the_input", "fails_while_torch_is_imported",
+                  "import_system_is_the_same", "sandbox_by_audit_hook_files"],
     "mocked": ["mocked_time_plain", "os_replaced_functions", "reading_a_value_is_an_error"],
     "profilers": ["a_profile_function_in_one_step_of_many", "a_trace_function_that_counts_lines",
                   "torch_profiler_counts", "memory_by_place"],
@@ -61,12 +61,13 @@ LISTED = {
 
 
 def _marked() -> Iterator[object]:
-    seen: Counter[str] = Counter()
+    begun: set[str] = set()
     for case in CASES:
-        seen[case.kind] += 1
-        promised = seen[case.kind] <= 1 + (case.kind in TWICE)
-        marks = [pytest.mark.long if promised or case.name in TOLD[case.kind] else pytest.mark.slow]
-        yield pytest.param(case, id=str(case), marks=[*marks, pytest.mark.promise] if promised else marks)
+        marks = [pytest.mark.long if case.name in TOLD[case.kind] else pytest.mark.slow]
+        if case.kind not in begun:
+            marks = [pytest.mark.long, pytest.mark.promise]
+        begun.add(case.kind)
+        yield pytest.param(case, id=str(case), marks=marks)
 
 
 @pytest.mark.parametrize("case", _marked())
