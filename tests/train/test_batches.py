@@ -270,17 +270,20 @@ def test_batches_of_any_shape_go_to_the_device() -> None:
 KINDS = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
 
 
-# Large items are covered by blocks.
+# Small items are covered wholly, large ones by blocks.
 @pytest.mark.parametrize(("dtype", "size"), [*((dtype, 6) for dtype in KINDS), (torch.int32, 200_000)])
 def test_other_data_has_another_checksum(dtype: torch.dtype, size: int) -> None:
     values = (torch.arange(3 * size) % 7).view(3, size).to(dtype)
 
     def crc(values: Tensor) -> int:
-        data = TensorDataset(values, values.view(3, 2, -1).transpose(1, 2), torch.zeros(len(values), 0))
+        data = TensorDataset(values.view(len(values), 2, -1).transpose(1, 2), torch.zeros(len(values), 0))
         return checksum(data, len(data), limit=64 << 10)
 
     assert crc(values) == crc(values.clone())
-    # Other values, another length, one changed end, another order.
-    ends = torch.cat((values[:, :-2], values[:, :1] == 0, values[:, -1:] == 0), 1).to(dtype)
-    for other in (values == 0, values[:, :-2], ends, values.flip(0)):
-        assert crc(other.to(dtype)) != crc(values)
+    others = [values + values + 1 if dtype != torch.bool else ~values, values[:, :-2], values.flip(0)]
+    for place in (0, 1, 2, 3, 4, 5) if size == 6 else (0, -1):
+        changed = values.clone()
+        changed[:, place] = values[:, place] == 0
+        others.append(changed)
+    for other in others:
+        assert crc(other) != crc(values)

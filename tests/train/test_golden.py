@@ -27,10 +27,8 @@ from ndd_engine.train.data.item_sources import EpochBatches
 
 GOLDEN = Path(__file__).with_name("golden.json")
 STEPS = 8
-COMMON = (
-    *EVERY_STEP, "run.seed=11", "run.threads=1", "run.preset=reproducible", "run.device=cpu",
-    *QUIET,
-)  # fmt: skip
+FIXED = ("run.seed=11", "run.threads=1", "run.preset=reproducible", "run.device=cpu")
+COMMON = (*EVERY_STEP, *QUIET, *FIXED)
 # {text}, {pairs}, {speech}: generated, since the built-in texts depend on the Python version, and Griffin-Lim copies on
 # how the FFT of a CPU rounds.
 # First one case of each workload.

@@ -174,7 +174,7 @@ OTHERS = {
 MADE = {name: f"parts() | dict(train_data={text})" for name, text in LOADERS.items()}
 # One of each kind, in `make test`.
 PROMISED = ("shuffled with a generator", "buckets", "a noisy stream", "endless sampler as a part")
-STEPS = 33
+STEPS = 28
 
 
 def losses(result: Result) -> list[float]:
