@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from train_help import Trainer, Written
+from train_help import IMPORTS, Trainer, Written
 
 from ndd_engine.train import rehearsal
 
@@ -59,12 +59,15 @@ def trainer(tmp_path: Path, text_file: Path) -> Trainer:
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
-    """written(source) writes a module with a factory of that name, and returns the settings of a run with it."""
+    """written(source) writes a module with a factory of that name, and returns the settings of a run with it.
+
+    What most sources need is imported in its first line.
+    """
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def write(source: str) -> tuple[str, ...]:
         name = f"written_{next(_numbers)}"  # a module's name can be imported from one file only
-        (tmp_path / f"{name}.py").write_text(source)
+        (tmp_path / f"{name}.py").write_text(IMPORTS + source)
         return (f"workload.name={name}:factory", f'workload.path=["{tmp_path}"]')
 
     return write

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.states import equal
 from tests.tiers import few
-from train_help import EVERY_STEP, Trainer, Written
+from train_help import EVERY_STEP, IMPORTS, Trainer, Written
 
 from ndd_engine.config import Config, read
 from ndd_engine.config.schema import EvaluateSection
@@ -105,10 +105,7 @@ def test_it_can_be_left_in_the_middle(trainer: Trainer) -> None:
 # Callbacks and metrics of a factory
 
 SOURCE = """
-import torch
 from pathlib import Path
-from torch import nn
-from torch.utils.data import TensorDataset
 
 NOTES = Path(__file__).with_suffix(".txt")
 
@@ -213,7 +210,7 @@ def test_a_callback_that_raises_ends_the_run_with_its_place_and_a_checkpoint(
     sets = own(RAISING.format(name=name))
     result = trainer.train(*sets, "evaluate.every_steps=3", "checkpoint.every_steps=3")
     step = 1 if name == "on_step" else 3
-    line = (SOURCE + RAISING).splitlines().index('    raise ValueError("not today")') + 1
+    line = (IMPORTS + SOURCE + RAISING).splitlines().index('    raise ValueError("not today")') + 1
     reason = result.end.reason
     assert f".py:{line}: {name} " in reason and f"step {step}" in reason and "not today" in reason
     assert f"--resume {result.directory.name}" in reason
@@ -223,7 +220,7 @@ def test_a_callback_that_raises_ends_the_run_with_its_place_and_a_checkpoint(
     # The code was repaired: the run resumes, and has trained the same.
     repaired = PARTS.format("")
     module = sets[0].removeprefix("workload.name=").removesuffix(":factory")
-    (tmp_path / f"{module}.py").write_text(SOURCE + repaired)
+    (tmp_path / f"{module}.py").write_text(IMPORTS + SOURCE + repaired)
     del sys.modules[module]
     whole = trainer.train(*own(repaired), "evaluate.every_steps=3")
     rest = trainer.train(resume=result)

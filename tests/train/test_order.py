@@ -19,15 +19,6 @@ from train_help import EVERY_STEP, QUIET, Result, Trainer, Written, resumed, tra
 from ndd_engine.record.events import MarkEvent
 
 SOURCE = '''
-import itertools
-import random
-import torch
-from torch import nn
-from torch.utils.data import (
-    BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler, TensorDataset, WeightedRandomSampler,
-    get_worker_info,
-)
-
 ITEMS = 50
 
 class Data(Dataset):

@@ -22,12 +22,8 @@ from ndd_engine.train.step.optimizers import decay_groups
 from ndd_engine.workloads.factory_data import prepare
 
 START = """
-import math
-import torch
-from torch import nn
 from torch.optim import *
 from torch.optim.lr_scheduler import *
-from torch.utils.data import Dataset, TensorDataset
 
 def loss(output, batch):
     return nn.functional.mse_loss(output.squeeze(-1), batch[1])
@@ -369,10 +365,7 @@ def test_a_run_that_compiles_nothing_does_not_import_the_compiler(tmp_path: Path
 
 DOCS = Path(__file__).parents[2] / "docs" / "own-model.md"
 AROUND = """
-import torch
-from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
-from torch.utils.data import TensorDataset
 
 class Gpt(nn.Sequential):
     def __init__(self):

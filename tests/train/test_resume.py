@@ -204,11 +204,6 @@ def test_the_record_of_a_moved_run_goes_on(trainer: Trainer, stopped: Result, tm
 # Random numbers of Python and NumPy
 
 DRAWS = """
-import random
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset, default_collate
-
 class Net(nn.Module):
     def __init__(self):
         super().__init__()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import random
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import pytest
 import torch
 from tests.tiers import few
 from torch import Tensor, nn
-from train_help import EVERY_STEP, Trainer
+from train_help import EVERY_STEP, Trainer, Written
 
 from ndd_engine.config import Config, read
 from ndd_engine.config.schema import OptimizerSection, ScheduleSection
@@ -230,12 +229,9 @@ def test_parts_of_forward_are_timed_where_a_step_is_long_enough(
 
 # A step has the gradient of its items, however they are divided into micro-batches.
 
-NUMBERS = itertools.count()  # a module's name can be imported from one file only
 DIVISIONS = ((8, 1), (4, 2), (2, 4), (1, 8))
 
 OWN = """
-import torch
-from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
@@ -268,16 +264,14 @@ def factory(settings):
 """
 
 
-def own_sets(folder: Path, weight: str = "(words != 0).sum()") -> tuple[str, ...]:
-    """A workload of lines of 0 to 13 words, padded to the longest."""
-    name = f"ragged_{next(NUMBERS)}"
-    (folder / f"{name}.py").write_text(OWN.replace("WEIGHT", weight))
-    return (
-        f"workload.name={name}:factory",
-        f'workload.path=["{folder}"]',
-        "run.epochs=1",
-        "batch.sequence=13",
-    )
+Sets = Callable[..., tuple[str, ...]]
+
+
+@pytest.fixture
+def own_sets(written: Written) -> Sets:
+    """own_sets(weight) are settings of a workload of lines of 0 to 13 words, padded to the longest."""
+    more = ("run.epochs=1", "batch.sequence=13")
+    return lambda weight="(words != 0).sum()": (*written(OWN.replace("WEIGHT", weight)), *more)
 
 
 def builtin_sets(kind: str, folder: Path) -> tuple[str, ...]:
@@ -341,8 +335,10 @@ def gradients(sets: tuple[str, ...], micro: int, accumulation: int) -> tuple[Ten
 
 
 @pytest.mark.parametrize("kind", ["finetune", "summarise", "own"])
-def test_padded_data_has_the_same_gradient_in_every_division(kind: str, tmp_path: Path) -> None:
-    sets = own_sets(tmp_path) if kind == "own" else builtin_sets(kind, tmp_path)
+def test_padded_data_has_the_same_gradient_in_every_division(
+    kind: str, tmp_path: Path, own_sets: Sets
+) -> None:
+    sets = own_sets() if kind == "own" else builtin_sets(kind, tmp_path)
     stepper, _ = made(sets, 1, 8)
     batches = list(micro_batches(stepper, 1))
     assert len({len(batch[0]) if kind == "own" else batch[0].shape[1] for batch in batches}) > 3
@@ -355,14 +351,14 @@ def test_padded_data_has_the_same_gradient_in_every_division(kind: str, tmp_path
             assert torch.allclose(gradient, other[name], rtol=0, atol=1e-12), (name, micro)
 
 
-def test_without_a_weight_every_micro_batch_counts_alike(tmp_path: Path) -> None:
-    sets = (*own_sets(tmp_path), "workload.options.weigh=false")
+def test_without_a_weight_every_micro_batch_counts_alike(own_sets: Sets) -> None:
+    sets = (*own_sets(), "workload.options.weigh=false")
     stepper, _ = made(sets, 4, 2)
     parts = [float(stepper.forward_backward(batch, no_phase)) * 2 for batch in micro_batches(stepper, 4)]
     stepper, _ = made(sets, 4, 2)
     loss = stepper.step(micro_batches(stepper, 4), PhaseClock(), 0)
     assert float(loss) == pytest.approx(sum(parts) / 2)  # type: ignore[arg-type]
-    assert float(loss) != pytest.approx(float(gradients(own_sets(tmp_path), 4, 2)[0]), rel=1e-4)  # type: ignore[arg-type]
+    assert float(loss) != pytest.approx(float(gradients(own_sets(), 4, 2)[0]), rel=1e-4)  # type: ignore[arg-type]
 
 
 def test_clips_weighted_by_class_have_the_same_loss_in_every_division() -> None:
@@ -380,8 +376,8 @@ def test_clips_weighted_by_class_have_the_same_loss_in_every_division() -> None:
     assert float(sum(map(torch.mul, losses, map(torch.tensor, shares)))) == pytest.approx(whole, rel=1e-6)
 
 
-def test_the_mean_loss_of_an_evaluation_has_the_same_weights(tmp_path: Path) -> None:
-    stepper, _ = made(own_sets(tmp_path), 8, 1)
+def test_the_mean_loss_of_an_evaluation_has_the_same_weights(own_sets: Sets) -> None:
+    stepper, _ = made(own_sets(), 8, 1)
     workload, results = stepper.workload, []
     for micro in (8, 3, 1):
         metric = workload.metric()
@@ -395,8 +391,9 @@ def test_the_mean_loss_of_an_evaluation_has_the_same_weights(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("weight", ["words != 0", "'many'", "-2.0", "torch.tensor(float('nan'))", "None"])
-def test_a_weight_that_is_no_number_is_reported_with_the_factorys_file(tmp_path: Path, weight: str) -> None:
-    sets = own_sets(tmp_path, weight)
-    end = Trainer(tmp_path / "runs", tmp_path).train(*sets, "batch.micro=4", "batch.accumulation=2").end
+def test_a_weight_that_is_no_number_is_reported_with_the_factorys_file(
+    trainer: Trainer, own_sets: Sets, weight: str
+) -> None:
+    end = trainer.train(*own_sets(weight), "batch.micro=4", "batch.accumulation=2").end
     assert end.status == "failed"
-    assert "weight returned" in end.reason and "ragged_" in end.reason
+    assert "weight returned" in end.reason and "written_" in end.reason

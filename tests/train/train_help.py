@@ -34,14 +34,12 @@ CHARTEXT = (
     "batch.sequence=16", "batch.micro=8", "run.threads=1", "log.profile_every_s=0",
 )  # fmt: skip
 Written = Callable[[str], tuple[str, ...]]
+# What sources of workloads need.
+IMPORTS = "import itertools, math, random, torch; from torch import nn; from torch.utils.data import *\n"
 # Of a user's own workload with 324 items to train on. `step` is the one that is done, from 1.
 OWN = ("run.epochs=3", "batch.micro=16", "batch.sequence=4", "run.threads=1", "log.profile_every_s=0")
 _SOURCE = """
-import math
 import time
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset, default_collate
 
 step = 1
 
