@@ -5,7 +5,6 @@ The cases of a kind are in a text file. A case begins with `=== name`, and these
     run: COMMAND    of a shell; RUN marks what is observed (default: RUN python train.py)
     steps: 10 20    optimizer steps of each process that trains, where the script does not print them as "STEPS n";
                     "-" where they are not compared
-    limit: 20       seconds after which it is said to hang
     after: 0.5      seconds to wait after its end before its files are compared
     needs: NAME     a package without which it is skipped; several lines, several packages
     python: 3.12    the lowest version of Python for it
@@ -30,9 +29,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 KIT = HERE / "kit.py"
-_HEADERS = ("run", "steps", "limit", "after", "needs", "python")
-# What the console may take longer, in seconds.
-_CONSOLE_S = 20.0
+_HEADERS = ("run", "steps", "after", "needs", "python")
+# Seconds after which a command is said to hang, and how many more the console may take.
+_LIMIT_S, _CONSOLE_S = 60.0, 20.0
 # Between the two signals that end a command which hangs.
 _GRACE_S = 3.0
 HANGS = "hangs"
@@ -59,7 +58,6 @@ class Case:
     run: str
     files: Mapping[str, str]
     steps: tuple[int, ...] | None = None
-    limit_s: float = 20.0
     after_s: float = 0.0
     needs: tuple[str, ...] = ()
     python: tuple[int, int] = (3, 9)
@@ -115,7 +113,6 @@ def _case(kind: str, text: str) -> Case:
         given.get("run", ["RUN python train.py"])[0],
         {key: "\n".join(part) + "\n" for key, part in files.items()},
         None if steps is None else tuple(int(word) for word in steps[0].split() if word != "-"),
-        float(given.get("limit", ["20"])[0]),
         float(given.get("after", ["0"])[0]),
         tuple(given.get("needs", ())),
         (int(major), int(minor)),
@@ -144,7 +141,7 @@ def run_case(case: Case, observed: bool, folder: Path, python: str = sys.executa
     for name, text in case.files.items():
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(text, encoding="utf-8")
-    status, out, errors = _run(_command(case, observed, runs), work, case, observed, python)
+    status, out, errors = _run(_command(case, observed, runs), work, observed, python)
     if case.after_s:
         time.sleep(case.after_s)
     lines, said = split(errors, runs) if observed else (errors.splitlines(), [])
@@ -165,7 +162,7 @@ def _command(case: Case, observed: bool, runs: Path) -> str:
     )
 
 
-def _run(command: str, work: Path, case: Case, observed: bool, python: str) -> tuple[int | str, str, str]:
+def _run(command: str, work: Path, observed: bool, python: str) -> tuple[int | str, str, str]:
     removed = ("PYTHONPATH", "NDD_WATCH")
     environment = {key: value for key, value in os.environ.items() if not key.startswith(removed)}
     environment["PATH"] = f"{Path(python).parent}{os.pathsep}{environment.get('PATH', os.defpath)}"
@@ -175,7 +172,7 @@ def _run(command: str, work: Path, case: Case, observed: bool, python: str) -> t
     )  # fmt: skip
     status: int | str = HANGS
     try:
-        out, errors = process.communicate(timeout=case.limit_s + _CONSOLE_S * observed)
+        out, errors = process.communicate(timeout=_LIMIT_S + _CONSOLE_S * observed)
         status = process.returncode if process.returncode >= 0 else 128 - process.returncode
     except subprocess.TimeoutExpired:
         out, errors = _end(process)

@@ -1,6 +1,6 @@
 """Each case does the same whether it is observed or not.
 
-`make test` runs one or two of each kind, `make test-all` at least 150, and `make test-slow` all.
+`make test` runs the first one of each file, `make test-all` one for each kind of difference, `make test-slow` all.
 """
 
 from __future__ import annotations
@@ -18,9 +18,30 @@ from tests.same.cases import Case, Result, differences, lacks, parse, run_case, 
 CASES = parse()
 # Another Python with torch, whose scripts are observed.
 PYTHON = os.environ.get("NDD_TEST_PYTHON", sys.executable)
-# Of each kind, in `make test-all`; and kinds of which two are in `make test`, so that it has a tenth of those.
-FIRST = 12
-TWICE = {"counts", "exceptions", "inherited"}
+# In `make test-all`, beside the first case of each file, which is in `make test`: one case for each kind of difference
+# that a script could notice.
+TOLD = {
+    "compilers": ["compiled_model_and_loss", "traced_and_scripted", "functions_mode_around_all",
+                  "subclasses_of_tensors"],
+    "counts": ["becomes_itself_again", "forked_in_the_middle", "threads_that_begin_together", "two_optimizers_late",
+               "steps_by_hand", "gradients_without_backward"],
+    "depth": ["limit_of_the_recursion", "caught_in_the_forward_pass"],
+    "exceptions": ["timeouts_never_lost", "raised_in_the_thread_from_another", "exit_from_a_handler",
+                   "a_step_that_fails_and_is_tried_again", "uncaught_with_its_traceback"],
+    "files": ["small_files_only", "limited_memory", "other_folder_that_is_removed", "a_daemon_that_trains",
+              "open_is_replaced"],
+    "inherited": ["reader_that_leaves_early", "hangup_by_default", "environment_is_passed_on",
+                  "mask_limits_and_priority", "program_from_the_input", "fails_while_torch_is_imported",
+                  "import_system_is_the_same", "sandbox_by_audit_hook_files"],
+    "mocked": ["mocked_time_plain", "os_replaced_functions", "reading_a_value_is_an_error"],
+    "profilers": ["a_profile_function_in_one_step_of_many", "a_trace_function_that_counts_lines",
+                  "torch_profiler_counts", "memory_by_place"],
+    "references": ["objects_do_not_grow", "referrers_of_what_is_used", "the_function_that_makes_batches_is_freed"],
+    "replaced": ["attributes_and_wraps", "inspected_functions", "warnings_name_the_caller", "patched_by_the_script"],
+    "signatures": ["closures_of_lbfgs", "wrong_calls_say_the_same", "loader_arguments_by_any_name"],
+    "threads": ["sigwait_in_a_thread", "masks_and_dispositions", "daemon_thread_that_evaluates"],
+    "values": ["batches_read_once", "objects_that_refuse_everything", "losses_that_are_no_plain_tensors"],
+}  # fmt: skip
 # What docs/noticeable.md lists: how these lines of differences begin, and the reason.
 LISTED = {
     "nobody_else_in_a_profile": ("output", "functions of the observer in results of a profiler"),
@@ -40,13 +61,12 @@ LISTED = {
 
 
 def _marked() -> Iterator[object]:
-    seen: Counter[str] = Counter()
+    begun: set[str] = set()
     for case in CASES:
-        seen[case.kind] += 1
-        number = seen[case.kind]
-        marks = [pytest.mark.long if number <= FIRST else pytest.mark.slow]
-        if number == 1 or (number == 2 and case.kind in TWICE):
-            marks.append(pytest.mark.promise)
+        marks = [pytest.mark.long if case.name in TOLD[case.kind] else pytest.mark.slow]
+        if case.kind not in begun:
+            marks = [pytest.mark.long, pytest.mark.promise]
+        begun.add(case.kind)
         yield pytest.param(case, id=str(case), marks=marks)
 
 
@@ -61,9 +81,9 @@ def test_it_is_the_same(case: Case, tmp_path: Path) -> None:
 
 def test_there_are_enough_cases_of_each_kind() -> None:
     kinds = Counter(case.kind for case in CASES)
-    assert len(kinds) == 13
+    assert kinds.keys() == TOLD.keys()
     assert min(kinds.values()) >= 9
-    assert sum(min(count, FIRST) for count in kinds.values()) >= 150
+    assert {f"{kind}/{name}" for kind, names in TOLD.items() for name in names} <= set(map(str, CASES))
 
 
 def test_the_lines_of_the_console_are_told_from_those_of_the_script() -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from train_help import Trainer, Written
+from train_help import IMPORTS, Trainer, Written
 
-from ndd_engine.train import rehearsal as probes
+from ndd_engine.train import rehearsal
 
 _numbers = itertools.count()
 
@@ -30,10 +30,10 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _short_probes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A micro-batch is measured once before a run; test_probes covers the details."""
-    if request.module.__name__.rpartition(".")[2] != "test_probes":
-        monkeypatch.setattr(probes, "BASELINE_NS", 0)
-        monkeypatch.setattr(probes, "SLOW_NS", 0)
+    """A micro-batch is measured once before a run; test_rehearsal covers the details."""
+    if request.module.__name__.rpartition(".")[2] != "test_rehearsal":
+        monkeypatch.setattr(rehearsal, "BASELINE_NS", 0)
+        monkeypatch.setattr(rehearsal, "SLOW_NS", 0)
 
 
 @pytest.fixture(scope="session")
@@ -59,12 +59,15 @@ def trainer(tmp_path: Path, text_file: Path) -> Trainer:
 
 @pytest.fixture
 def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Written:
-    """written(source) writes a module with a factory of that name, and returns the settings of a run with it."""
+    """written(source) writes a module with a factory of that name, and returns the settings of a run with it.
+
+    What most sources need is imported in its first line.
+    """
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def write(source: str) -> tuple[str, ...]:
         name = f"written_{next(_numbers)}"  # a module's name can be imported from one file only
-        (tmp_path / f"{name}.py").write_text(source)
+        (tmp_path / f"{name}.py").write_text(IMPORTS + source)
         return (f"workload.name={name}:factory", f'workload.path=["{tmp_path}"]')
 
     return write

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_run import close
 from tests.waiting import until
-from train_help import EVERY_STEP, OWN, Result, Trainer, Written, spoiled
+from train_help import ENDLESS, EVERY_STEP, OWN, Result, Trainer, Written, spoiled
 
 from ndd_engine.errors import UsageError
 from ndd_engine.measure import capture as bursts
@@ -20,17 +19,9 @@ from ndd_engine.record.events import Event, KernelsEvent, WindowEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.run import Run
 
-QUIET = (
-    "evaluate.every_epochs=0",
-    "checkpoint.every_epochs=0",
-    "checkpoint.every_minutes=0",
-    "evaluate.at_end=false",
-)
-LONG = (*QUIET, "run.epochs=100000", "log.every_steps=1", "log.window_s=0.02")
-
 
 def steps(count: int) -> tuple[str, ...]:
-    return (*QUIET, "run.epochs=100000", f"run.max_steps={count}")
+    return (*ENDLESS, "checkpoint.every_minutes=0", f"run.max_steps={count}")
 
 
 def kernels(result: Result) -> list[KernelsEvent]:
@@ -45,10 +36,8 @@ def test_a_burst_every_so_many_steps_is_a_window_of_its_own(trainer: Trainer) ->
     assert result.end.status == "done"
     found = kernels(result)
     # One step is left out at the beginning of each; the last one would begin at the end.
-    assert [(event.step, event.steps, event.method) for event in found] == [
-        (14, 3, "operators"),
-        (24, 3, "operators"),
-    ]
+    shown = [(event.step, event.steps, event.method) for event in found]
+    assert shown == [(14, 3, "operators"), (24, 3, "operators")]
     for event in found:
         assert event.launches >= event.steps
         assert event.copy_ns == 0
@@ -64,7 +53,7 @@ def test_a_burst_every_so_many_steps_is_a_window_of_its_own(trainer: Trainer) ->
     assert [(each.step, each.steps) for each in result.windows if each.profiled] == [(14, 4), (24, 4)]
     assert [each.step for each in result.windows if not each.profiled and each.steps] == [10, 20, 30]
     assert result.snapshot.totals.steps == 30 - 8
-    close(result)
+    result.closed_ns()
 
 
 def test_training_is_the_same_with_bursts(trainer: Trainer) -> None:
@@ -88,36 +77,36 @@ def test_a_sleep_shows_as_the_cause_of_idle_time(
 
 def test_the_snapshot_takes_the_burst_instead_of_the_clock(trainer: Trainer, written: Written) -> None:
     seen: list[Snapshot] = []
-    result = trainer.train(
-        *written(spoiled(loss="time.sleep(0.05)")), *OWN, *steps(16), "log.kernels_every=8", "log.window_s=0.1",
-        steer=lambda run, _: seen.append(run.recorder.snapshot()),
-    )  # fmt: skip
+    sets = (
+        *written(spoiled(loss="time.sleep(0.05)")),
+        *OWN,
+        *steps(16),
+        "log.kernels_every=8",
+        "log.window_s=0.1",
+    )
+    result = trainer.train(*sets, steer=lambda run, _: seen.append(run.recorder.snapshot()))
     before = next(shot for shot in seen if shot.step == 8)
     # The host clock counts the whole loss as work; the capture does not.
-    assert before.idle.method == "host"
-    assert before.idle.share is not None
+    assert before.idle.method == "host" and before.idle.share is not None
     after = result.snapshot.idle
     assert (after.method, after.step) == ("operators", 12)
-    assert after.share is not None
     assert after.share == pytest.approx(sum(share for _, share in after.causes))
 
 
 def test_evaluations_and_checkpoints_stay_out_of_a_burst(trainer: Trainer) -> None:
-    result = trainer.train(
-        *trainer.ndd, *steps(14), "evaluate.every_steps=3", "checkpoint.every_steps=4", "log.kernels_every=1",
-        "log.kernels_steps=20",
-    )  # fmt: skip
+    due = ("evaluate.every_steps=3", "checkpoint.every_steps=4")
+    result = trainer.train(*trainer.ndd, *steps(14), *due, "log.kernels_every=1", "log.kernels_steps=20")
     found = kernels(result)
     # Due after 3, 4, 6, 8, 9, 12: each capture ends there, with the steps it has.
     assert {event.step for event in found} <= {3, 4, 6, 8, 9, 12, 14}
     assert len(found) >= 4
     assert not any("evaluate" in window.phases for window in result.windows if window.profiled)
     assert len(result.marks("evaluation")) == 4
-    close(result)
+    result.closed_ns()
 
 
 def test_a_burst_that_was_asked_for_through_the_socket(trainer: Trainer) -> None:
-    with trainer.beside(*trainer.ndd, *LONG) as run:
+    with trainer.beside(*trainer.ndd, *ENDLESS, *EVERY_STEP) as run:
         result = Result(run.directory)
         until(lambda: run.recorder.snapshot().step > 10)
         assert kernels(result) == []
@@ -160,7 +149,7 @@ def test_a_profiler_that_fails_is_a_warning(
     (warning,) = result.marks("warning")
     assert "\\x1b[2J" in warning.text and warning.text.isprintable()
     assert result.windows[-1].profiled is False
-    close(result)
+    result.closed_ns()
 
 
 @pytest.mark.parametrize(("count", "expected"), [(60, bursts.FIRST_TRACE + 4), (2, 2)])
@@ -190,14 +179,9 @@ def test_a_trace_that_fails_later_is_a_warning(trainer: Trainer, tmp_path: Path)
         if isinstance(event, WindowEvent) and folder.exists():
             folder.rmdir()
 
-    result = trainer.train(
-        *trainer.ndd,
-        *steps(300),  # the folder is removed in another thread, at the latest some steps after the first one
-        *EVERY_STEP,
-        "log.kernels_every=200",
-        f"log.trace={folder}/t.json",
-        steer=steer,
-    )
+    # The folder is removed in another thread, at the latest some steps after the first one.
+    sets = (*steps(150), *EVERY_STEP, "log.kernels_every=100", f"log.trace={folder}/t.json")
+    result = trainer.train(*trainer.ndd, *sets, steer=steer)
     assert result.end.status == "done"
     (event,) = kernels(result)
     assert event.trace is None

@@ -117,13 +117,12 @@ def test_the_checkpoint_is_the_latest_the_best_or_a_named_one(
 
 
 def test_the_prefixes_of_torch_compile_are_removed() -> None:
-    weights = nn.Sequential(nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 3))).state_dict()
-    names = list(weights)
-    wrapped = nn.Sequential(nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 3)))
+    model, wrapped = (nn.Sequential(nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 3))) for _ in range(2))
+    names = list(model.state_dict())
     wrapped[1] = torch.compile(wrapped[1])  # type: ignore[assignment]
     plain, renamed = export_module.without_compiler(torch.compile(wrapped).state_dict())  # type: ignore[attr-defined]
     assert list(plain) == names and renamed == len(names)
-    nn.Sequential(nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 3))).load_state_dict(plain)
+    model.load_state_dict(plain)
     assert plain._metadata["0"]["version"] == 2 and "1.0" in plain._metadata  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="ambiguous"):
         export_module.without_compiler({"a._orig_mod.w": torch.ones(1), "a.w": torch.ones(1)})
@@ -143,9 +142,8 @@ def test_an_average_is_exported_as_the_weights_of_the_model(own: tuple[Result, A
     result, module = own
     ema = torch.optim.swa_utils.AveragedModel(module.Net())
     stateful = {"ema": ema.state_dict(), "sampler": {"place": 3}}
-    CheckpointStore(result.directory.checkpoints, 9).save(
-        7, {**result.state(6), "stateful": stateful}, None, True
-    )
+    store = CheckpointStore(result.directory.checkpoints, 9)
+    store.save(7, {**result.state(6), "stateful": stateful}, None, True)
     export(result.directory, tmp_path / "ema.pt", module="ema")
     model = module.Net()
     model.load_state_dict(torch.load(tmp_path / "ema.pt", weights_only=True))
@@ -173,6 +171,9 @@ def test_what_cannot_be_written_is_one_line_and_leaves_nothing(
         export(result.directory, tmp_path / "weights.onnx")
     with pytest.raises(UsageError, match=str(tmp_path / "no")):
         export(result.directory, tmp_path / "no" / "weights.pt")
+    with monkeypatch.context() as patched, pytest.raises(UsageError, match=r"ndd-console\[safetensors\]"):
+        patched.setattr("importlib.util.find_spec", lambda name: None)
+        export(result.directory, tmp_path / "weights.safetensors")
     (tmp_path / "full.pt").write_text("before")
 
     def full(_handle: int) -> None:
@@ -183,14 +184,6 @@ def test_what_cannot_be_written_is_one_line_and_leaves_nothing(
         export(result.directory, tmp_path / "full.pt", force=True)
     assert (tmp_path / "full.pt").read_text() == "before"
     assert not list(tmp_path.glob(".ndd-*"))
-
-
-def test_without_safetensors_the_message_names_the_extra(
-    own: tuple[Result, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"ndd-console\[safetensors\]"):
-        export(own[0].directory, tmp_path / "weights.safetensors")
 
 
 def test_a_damaged_or_missing_checkpoint_is_an_error(own: tuple[Result, Any], tmp_path: Path) -> None:

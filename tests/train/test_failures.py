@@ -1,4 +1,4 @@
-"""A failure of training is reported in one message, and good state is saved."""
+"""A failure of training, or of a loader worker, is one message that says what to change; good state is saved."""
 
 from __future__ import annotations
 
@@ -6,31 +6,41 @@ import errno
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import few
 from tests.waiting import LIMIT_S
-from train_help import EVERY_STEP, Trainer
+from torch.utils.data import Dataset
+from train_help import ENDLESS, EVERY_STEP, Trainer
 
 from ndd_engine.config import read
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import Event, WindowEvent
 from ndd_engine.run import Run
+from ndd_engine.train.data import loader as workers_module
+from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.failures import explain, smaller_batch
 from ndd_engine.train.loop import Loop
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.factory_data import prepare
 
 CPU = torch.device("cpu")
-LONG = ("run.epochs=100000", "evaluate.every_epochs=0", "checkpoint.every_epochs=0")
+
+
+def config_of(*sets: str) -> Any:
+    return read(None, ["workload.size=tiny", *sets]).resolve()
 
 
 @pytest.mark.parametrize("read_every", [1, 10])
@@ -82,19 +92,15 @@ def test_out_of_memory_says_what_filled_it_and_which_batch_is_next(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     text = done.stdout.strip().splitlines()[-1]
     assert text.startswith("1 out of memory"), text
-    assert len(re.findall(r"[\d.]+ (?:[KMG]i)?B", text)) >= 3, (
-        text
-    )  # what was asked for, and what fills the memory
+    # What was asked for, and what fills the memory.
+    assert len(re.findall(r"[\d.]+ (?:[KMG]i)?B", text)) >= 3, text
     assert "batch.micro=6000" in text and "batch.accumulation=4" in text
     assert "Traceback" not in done.stdout
 
 
 @given(st.integers(1, 4096), st.integers(1, 64))
 def test_the_smaller_batch_is_smaller_and_the_step_the_same(micro: int, accumulation: int) -> None:
-    config = read(
-        None, ["workload.size=tiny", f"batch.micro={micro}", f"batch.accumulation={accumulation}"]
-    ).resolve()
-    text = smaller_batch(config)
+    text = smaller_batch(config_of(f"batch.micro={micro}", f"batch.accumulation={accumulation}"))
     found = re.search(r"batch\.micro=(\d+) --set batch\.accumulation=(\d+)", text)
     if micro == 1:
         assert found is None
@@ -108,10 +114,6 @@ def test_the_smaller_batch_is_smaller_and_the_step_the_same(micro: int, accumula
 class UnspeakableError(Exception):
     def __str__(self) -> str:
         raise KeyError
-
-
-def config_of() -> Any:
-    return read(None, ["workload.size=tiny", "loader.workers=4", "loader.timeout_s=90"]).resolve()
 
 
 @pytest.mark.parametrize(
@@ -148,7 +150,8 @@ def config_of() -> Any:
 def test_each_failure_names_its_kind_and_what_to_change(
     error: Exception, kind: str, parts: list[str]
 ) -> None:
-    failure = explain(error, 7, "forward", config_of(), CPU, None)
+    config = config_of("loader.workers=4", "loader.timeout_s=90")
+    failure = explain(error, 7, "forward", config, CPU, None)
     assert failure.kind == kind
     for part in parts:
         assert part in failure.text
@@ -198,6 +201,20 @@ def test_not_every_error_about_memory_is_one(text: str) -> None:
     assert not is_out_of_memory(RuntimeError(text))
 
 
+def test_memory_that_runs_out_is_explained_though_the_gpu_answers_nothing_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", broken)
+    config = config_of("batch.micro=8")
+    stepper = Stepper(prepare(config), config, CPU, total_steps=1)
+    error = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+    failure = explain(error, 3, "forward", config, torch.device("cuda:0"), stepper)
+    assert failure.kind == "oom" and "batch.micro=4" in failure.text
+
+
 def test_a_full_disk_costs_checkpoints_but_not_the_training(
     trainer: Trainer, small_disk: Callable[[int], Path]
 ) -> None:
@@ -222,23 +239,9 @@ def test_a_stop_that_cannot_be_saved_is_a_failure(trainer: Trainer) -> None:
             run.directory.checkpoints.write_text("")
             run.control.request("stop")
 
-    result = trainer.train(*trainer.ndd, *EVERY_STEP, *LONG, "checkpoint.every_minutes=0", steer=steer)
+    result = trainer.train(*trainer.ndd, *EVERY_STEP, *ENDLESS, "checkpoint.every_minutes=0", steer=steer)
     assert (result.end.status, result.end.exit_status) == ("failed", 1)
     assert str(result.end.step) in result.end.reason and result.end.checkpoint is None
-
-
-def test_memory_that_runs_out_is_explained_though_the_gpu_answers_nothing_more(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def broken(*_: object) -> None:
-        raise RuntimeError("CUDA error: out of memory")
-
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", broken)
-    config = read(None, ["workload.size=tiny", "batch.micro=8"]).resolve()
-    stepper = Stepper(prepare(config), config, CPU, total_steps=1)
-    error = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
-    failure = explain(error, 3, "forward", config, torch.device("cuda:0"), stepper)
-    assert failure.kind == "oom" and "batch.micro=4" in failure.text
 
 
 def test_a_look_at_what_is_kept_that_fails_does_not_end_training() -> None:
@@ -254,3 +257,64 @@ def test_a_look_at_what_is_kept_that_fails_does_not_end_training() -> None:
     )  # fmt: skip
     Loop._look(loop)
     assert (looked, skipped) == ([7], [1])
+
+
+# Loader workers
+
+
+def workers_of(before: set[int]) -> list[int]:
+    """Loader workers that came since: grandchildren, because the fork server is in between."""
+    mine = os.getpid()
+    children = psutil.Process().children(recursive=True)
+    return [child.pid for child in children if child.pid not in before and child.ppid() != mine]
+
+
+@pytest.mark.parametrize("persistent", few(["true", "false"], 1))
+def test_a_killed_worker_is_named_and_the_moment_is_saved(trainer: Trainer, persistent: str) -> None:
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    victims: list[int] = []
+
+    def steer(run: Run, event: Event) -> None:
+        if isinstance(event, WindowEvent) and event.step >= 30 and not victims:
+            victims.extend(workers_of(before)[:1])
+            for pid in victims:
+                os.kill(pid, signal.SIGKILL)
+
+    workers = ("loader.workers=2", f"loader.persistent={persistent}", "workload.samples=40000")
+    result = trainer.train(*trainer.ndd, *EVERY_STEP, *ENDLESS, *workers, steer=steer)
+    end = result.end
+    assert (end.status, end.exit_status) == ("failed", 1)
+    place = f"at step {end.step + 1} in data_wait"
+    for part in (f"worker {victims[0]} ", "SIGKILL", place, "--resume eeg-001"):
+        assert part in end.reason
+    assert result.checkpoints == [end.step]
+    sets = ("loader.workers=0", "loader.persistent=false", f"run.max_steps={end.step + 5}")
+    again = trainer.train(*sets, resume=result)
+    assert (again.end.status, again.end.step) == ("done", end.step + 5)
+    assert sorted(again.losses) == list(range(1, end.step + 6))
+    # The other worker may wait for ever for a lock that the killed one held.
+    for pid in workers_of(before):
+        os.kill(pid, signal.SIGKILL)
+
+
+class Slow(Dataset[int]):
+    """One item takes longer than the workers are left unwatched."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if index == 2:
+            time.sleep(1.0)
+        return index
+
+
+def test_a_stuck_worker_is_given_up_and_a_slow_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "CHECK_S", 0.1)
+    config = config_of("batch.micro=1", "loader.workers=1")
+    assert sorted(int(batch) for batch in Batches(Slow(), config).epoch(0)) == [0, 1, 2, 3]
+    hasty = config_of("batch.micro=1", "loader.workers=1", "loader.timeout_s=0.3")
+    with pytest.raises(RuntimeError) as caught:
+        list(Batches(Slow(), hasty).epoch(0))
+    failure = explain(caught.value, 3, "data_wait", hasty, CPU, None)
+    assert failure.kind == "worker" and "300 ms" in failure.text

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
 
 from ndd_engine.diagnose import Change, Finding
@@ -22,58 +23,54 @@ def finding(cause: str, ceiling: float | None = 1.5) -> Finding:
     return Finding(cause, f"{cause} makes steps slower", (), "likely", ceiling=ceiling)
 
 
-def told(*looks: Sequence[Finding], last: bool = False) -> list[list[tuple[str, bool]]]:
+def told(*looks: Sequence[Finding]) -> list[list[tuple[str, bool]]]:
     """The result of each check: (cause, gone)."""
     script = iter(looks)
     watch = FindingWatch(lambda _: next(script))
-    count = len(looks)
-    return [
-        [(event.cause, event.gone) for event in watch(EMPTY, last and place == count - 1)]
-        for place in range(count)
-    ]
+    return [[(event.cause, event.gone) for event in watch(EMPTY, False)] for _ in looks]
 
 
-def test_a_finding_is_told_when_it_held_twice_and_when_it_was_absent_twice() -> None:
-    a = [finding("gc")]
-    assert told(a, a, a, [], a, [], [], []) == [[], [("gc", False)], [], [], [], [], [("gc", True)], []]
+A = [finding("gc")]
+SHORT, HEALTHY = [finding("too-short")], [finding("healthy", None)]
+BEGINS, ENDS, FINE = ("gc", False), ("gc", True), ("healthy", False)
 
 
-def test_what_comes_and_goes_with_the_noise_is_never_told() -> None:
-    a = [finding("gc")]
-    assert told(a, [], a, [], a, []) == [[]] * 6
+@pytest.mark.parametrize(
+    ("looks", "expected"),
+    [
+        # When it held twice, and when it was absent twice; never what comes and goes with the noise.
+        ([A, A, A, [], A, [], [], []], [[], [BEGINS], [], [], [], [], [ENDS], []]),
+        ([A, [], A, [], A, []], [[]] * 6),
+        # "Too short" is not told, "healthy" only as the verdict.
+        ([SHORT, SHORT], [[], []]),
+        ([A + HEALTHY, A + HEALTHY], [[], [BEGINS]]),
+        ([HEALTHY] * 3 + [A] * 2 + [HEALTHY] * 2, [[], [FINE], [], [], [BEGINS], [], [FINE, ENDS]]),
+    ],
+)
+def test_a_finding_is_told_when_it_held_twice_and_when_it_was_absent_twice(
+    looks: list[list[Finding]], expected: list[list[tuple[str, bool]]]
+) -> None:
+    assert told(*looks) == expected
 
 
-def test_a_ceiling_that_moves_much_is_told_again() -> None:
-    def at(ceiling: float | None) -> list[Finding]:
-        return [finding("gc", ceiling)]
-
-    looks = told(at(1.5), at(1.5), at(1.9), at(2.1), at(1.9), at(2.1), at(2.1), at(None), at(None))
-    assert [place for place, each in enumerate(looks) if each] == [1, 6, 8]
+def trying(sets: str) -> Finding:
+    return replace(finding("gc"), changes=(Change("collect less often", (sets,)),))
 
 
-def test_a_finding_whose_advice_changes_is_told_again() -> None:
-    def trying(sets: str) -> list[Finding]:
-        return [replace(finding("gc"), changes=(Change("collect less often", (sets,)),))]
-
-    first, other = trying("run.gc_every_steps=50"), trying("run.gc_every_steps=500")
-    looks = told(first, first, other, other, other)
-    assert [place for place, each in enumerate(looks) if each] == [1, 3]
+OFTEN, RARELY = trying("run.gc_every_steps=50"), trying("run.gc_every_steps=500")
 
 
-def test_too_short_is_not_told_and_healthy_only_as_the_verdict() -> None:
-    short, healthy, a = finding("too-short"), finding("healthy", None), finding("gc")
-    assert told([short], [short]) == [[], []]
-    assert told([a, healthy], [a, healthy]) == [[], [("gc", False)]]
-    looks = told([healthy], [healthy], [healthy], [a], [a], [healthy], [healthy])
-    assert looks == [
-        [],
-        [("healthy", False)],
-        [],
-        [],
-        [("gc", False)],
-        [],
-        [("gc", True), ("healthy", False)][::-1],
-    ]
+@pytest.mark.parametrize(
+    ("looks", "places"),
+    [
+        ([finding("gc", at) for at in (1.5, 1.5, 1.9, 2.1, 1.9, 2.1, 2.1, None, None)], [1, 6, 8]),
+        ([OFTEN, OFTEN, RARELY, RARELY, RARELY], [1, 3]),
+    ],
+)
+def test_a_finding_whose_ceiling_moves_much_or_whose_advice_changes_is_told_again(
+    looks: list[Finding], places: list[int]
+) -> None:
+    assert [place for place, each in enumerate(told(*([look] for look in looks))) if each] == places
 
 
 def test_rules_that_fail_are_told_once_and_lose_no_event(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.train import prepare as prepare_module
 from ndd_engine.train.data.loader import Batches
-from ndd_engine.train.step.graph import MANY_OTHERS, WARM_UP_STEPS, CudaRecorder, Replay, StepGraph, Work
+from ndd_engine.train.step.graph import WARM_UP_STEPS, CudaRecorder, Replay, StepGraph, Work
 from ndd_engine.train.step.optimizers import make_optimizer, make_precision
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.factory_data import prepare
@@ -107,6 +107,19 @@ def made(*sets: str, error: str | None = None, graphed: bool = True) -> tuple[St
     return stepper, Batches(workload.train_data, config), config
 
 
+def both(error: str | None = None) -> tuple[Any, Batches, Stepper, Batches]:
+    """A stepper with a graph, and one without; each with its batches."""
+    stepper, batches, _ = made(error=error)
+    plain, plain_batches, _ = made(graphed=False)
+    return stepper, batches, plain, plain_batches
+
+
+def smaller(source: Any, *places: int) -> Iterator[Any]:
+    """The batches, of which those at some places have another shape."""
+    for index, batch in enumerate(source):
+        yield tuple(tensor[:10] for tensor in batch) if index in places else batch
+
+
 def losses(stepper: Stepper, batches: Any, steps: int) -> list[float]:
     clock, out = PhaseClock(), []
     for step in range(steps):
@@ -118,13 +131,10 @@ def losses(stepper: Stepper, batches: Any, steps: int) -> list[float]:
 
 
 def test_replayed_steps_are_the_steps() -> None:
-    stepper, batches, _ = made()
-    plain, plain_batches, _ = made(graphed=False)
-    assert losses(stepper, batches.epoch(0), 9) == pytest.approx(
-        losses(plain, plain_batches.epoch(0), 9), rel=1e-5
-    )
-    assert stepper.graph is not None
-    recorder: Any = stepper.graph._recorder
+    stepper, batches, plain, plain_batches = both()
+    found = losses(stepper, batches.epoch(0), 9)
+    assert found == pytest.approx(losses(plain, plain_batches.epoch(0), 9), rel=1e-5)
+    recorder = stepper.graph._recorder
     # The rehearsal is a further step of the warm-up.
     assert (recorder.warmed, recorder.replays) == (WARM_UP_STEPS + 1, 9 - WARM_UP_STEPS)
     assert stepper.lr == plain.lr  # the rate went down along the cosine, inside the recorded optimizer
@@ -135,34 +145,18 @@ def test_replayed_steps_are_the_steps() -> None:
 
 
 def test_batches_of_another_shape_run_by_themselves_and_too_many_end_it() -> None:
-    stepper, batches, _ = made()
-    plain, plain_batches, _ = made(graphed=False)
-
-    def mixed(source: Any) -> Iterator[Any]:
-        for index, batch in enumerate(source):
-            yield tuple(tensor[:10] for tensor in batch) if index in (10, 11, 12, 13, 16, 17) else batch
-
-    assert losses(stepper, mixed(batches.epoch(0)), 10) == pytest.approx(
-        losses(plain, mixed(plain_batches.epoch(0)), 10), rel=1e-5
-    )
-    assert stepper.graph is not None
+    stepper, batches, plain, plain_batches = both()
+    places = (10, 11, 12, 13, 16, 17)
+    found = losses(stepper, smaller(batches.epoch(0), *places), 10)
+    assert found == pytest.approx(losses(plain, smaller(plain_batches.epoch(0), *places), 10), rel=1e-5)
     assert stepper.graph.failed is not None
-    report = stepper.reports[-1]
-    assert isinstance(report, SettingEvent)
-    assert report.in_effect is False
+    assert isinstance(stepper.reports[-1], SettingEvent) and stepper.reports[-1].in_effect is False
 
 
 def test_after_an_eager_step_the_gradient_norm_is_that_of_the_replays_again() -> None:
-    stepper, batches, _ = made()
-    plain, plain_batches, _ = made(graphed=False)
-    assert stepper.graph is not None
+    stepper, batches, plain, plain_batches = both()
     stepper.graph._recorder = Static(stepper)
-
-    def mixed(source: Any) -> Iterator[Any]:
-        for index, batch in enumerate(source):
-            yield tuple(tensor[:10] for tensor in batch) if index in (10, 11) else batch
-
-    iterators = mixed(batches.epoch(0)), mixed(plain_batches.epoch(0))
+    iterators = smaller(batches.epoch(0), 10, 11), smaller(plain_batches.epoch(0), 10, 11)
     norms = []
     for step in range(9):
         for one, iterator in zip((stepper, plain), iterators, strict=True):
@@ -172,32 +166,21 @@ def test_after_an_eager_step_the_gradient_norm_is_that_of_the_replays_again() ->
     assert len(set(norms)) == 9
 
 
-def test_replays_weigh_each_steps_own_micro_batches() -> None:
-    stepper, batches, _ = made()
-    plain, plain_batches, _ = made(graphed=False)
-    for one in (stepper, plain):
-        one.workload.weight = lambda batch: batch[1].abs().sum()
-    found = losses(stepper, batches.epoch(0), 9)
-    assert found == pytest.approx(losses(plain, plain_batches.epoch(0), 9), rel=1e-5)
-    equal, equal_batches, _ = made()
-    assert found != pytest.approx(losses(equal, equal_batches.epoch(0), 9), rel=1e-3)
-
-
-def test_a_step_with_a_micro_batch_without_weight_runs_eagerly() -> None:
-    stepper, batches, _ = made()
-    plain, plain_batches, _ = made(graphed=False)
-
-    def weigh(batch: Any) -> float:
-        return 0.0 if torch.equal(batch[1], empty_batch[1]) else 1.0
-
+def test_replays_weigh_each_steps_own_micro_batches_and_one_without_weight_runs_eagerly() -> None:
+    stepper, batches, plain, plain_batches = both()
     empty_batch = list(batches.epoch(0))[11]  # of the sixth step
+
+    def weigh(batch: Any) -> Any:
+        return 0.0 if torch.equal(batch[1], empty_batch[1]) else batch[1].abs().sum()
+
     for one in (stepper, plain):
         one.workload.weight = weigh
     found = losses(stepper, batches.epoch(0), 9)
     assert found == pytest.approx(losses(plain, plain_batches.epoch(0), 9), rel=1e-5)
-    assert stepper.graph is not None and stepper.graph.failed is None
-    recorder: Any = stepper.graph._recorder
-    assert recorder.replays == 9 - WARM_UP_STEPS - 1
+    equal, equal_batches, _ = made()
+    assert found != pytest.approx(losses(equal, equal_batches.epoch(0), 9), rel=1e-3)
+    assert stepper.graph.failed is None
+    assert stepper.graph._recorder.replays == 9 - WARM_UP_STEPS - 1
 
 
 class Waits(torch.nn.Module):
@@ -216,45 +199,28 @@ class Waits(torch.nn.Module):
 
 
 def test_a_step_that_waits_for_the_gpu_is_found_before_it_is_captured() -> None:
-    stepper, batches, _ = made(error="the capture must not begin")
-    plain, plain_batches, _ = made(graphed=False)
-    recorder: Any = stepper.graph._recorder  # type: ignore[union-attr]
-    stepper.compute = waits = Waits(stepper.compute, recorder)  # type: ignore[arg-type]
+    stepper, batches, plain, plain_batches = both(error="the capture must not begin")
+    stepper.compute = waits = Waits(stepper.compute, stepper.graph._recorder)
     stepper.model.add_module("waits", waits)
-    assert losses(stepper, batches.epoch(0), 8) == pytest.approx(
-        losses(plain, plain_batches.epoch(0), 8), rel=1e-5
-    )
+    found = losses(stepper, batches.epoch(0), 8)
+    assert found == pytest.approx(losses(plain, plain_batches.epoch(0), 8), rel=1e-5)
     (report,) = stepper.reports
-    assert isinstance(report, SettingEvent)
-    assert report.in_effect is False
+    assert isinstance(report, SettingEvent) and report.in_effect is False
     assert float(waits.calls) == 16  # the rehearsal leaves no trace in buffers
 
 
 def test_a_batch_whose_numbers_differ_from_the_captured_ones_is_not_replayed() -> None:
-    batch = [torch.ones(2), 3, {"flag": True}]
-    assert same_constants(batch, [torch.zeros(2), 3, {"flag": True}])
-    assert not same_constants(batch, [torch.ones(2), 4, {"flag": True}])
-    assert not same_constants(batch, [torch.ones(2), 3, {"flag": False}])
-    assert not same_constants(batch, [torch.ones(2), 3.0, {"flag": True}])
+    one, zero = torch.ones(2), torch.zeros(2)
+    batch = [one, 3, {"flag": True}]
+    assert same_constants(batch, [zero, 3, {"flag": True}])
+    assert same_constants({"x": one, "y": one}, {"x": zero, "y": one})
     # Names of keys and places of tensors were captured as well.
-    one = torch.ones(2)
-    assert same_constants({"x": one, "y": one}, {"x": torch.zeros(2), "y": one})
-    assert not same_constants({"x": one, "a": one}, {"x": one, "b": one})
-    assert not same_constants({"x": one, "y": one}, {"y": one, "x": one})
-    assert not same_constants((one, 3), (3, one))
-    assert not same_constants((one, (one,)), ((one,), one))
-
-    stepper, batches, config = made()
-    losses(stepper, batches.epoch(0), 5)
-    graph, count = stepper.graph, config.batch.accumulation
-    assert graph is not None
-    inputs = [one for one, _ in zip(batches.epoch(0), range(count), strict=False)]
-    graph._static = [(*one, 8) for one in inputs]
-    assert graph._fits([(*one, 8) for one in inputs])
-    for _ in range(MANY_OTHERS):
-        assert graph.failed is None
-        assert not graph._fits([(*one, 7) for one in inputs])
-    assert graph.failed is not None
+    for captured, other in [
+        (batch, [one, 4, {"flag": True}]), (batch, [one, 3, {"flag": False}]), (batch, [one, 3.0, {"flag": True}]),
+        ({"x": one, "a": one}, {"x": one, "b": one}), ({"x": one, "y": one}, {"y": one, "x": one}),
+        ((one, 3), (3, one)), ((one, (one,)), ((one,), one)),
+    ]:  # fmt: skip
+        assert not same_constants(captured, other)
 
 
 def test_memory_that_runs_out_while_capturing_is_no_reason_to_run_eagerly() -> None:

@@ -1,66 +1,28 @@
-"""The test step leaves no trace; settings report requested, applied and verified; no effect is a warning."""
+"""Settings report requested, applied and verified; no effect is a warning; none of them changes what is computed."""
 
 from __future__ import annotations
 
+import gc
 import shutil
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from tests.tiers import few
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from train_help import EVERY_STEP, OWN, Trainer, Written, spoiled
+from train_help import ENDLESS, EVERY_STEP, OWN, Trainer, Written, spoiled
 
-from ndd_engine.config import read
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import WorkEvent
-from ndd_engine.train.checkpoint_state import random_state
-from ndd_engine.train.data.loader import Batches
-from ndd_engine.train.rehearsal import rehearse
+from ndd_engine.run import StopNow
 from ndd_engine.train.settings import rounds_to_tf32
 from ndd_engine.train.step.stepper import Stepper
-from ndd_engine.workloads.factory_data import prepare
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(
     shutil.which("g++") is None, reason="torch.compile needs a C++ compiler here"
 )
-
-
-def made(*sets: str, workload: str) -> tuple[Stepper, Batches]:
-    config = read(None, ["batch.micro=8", *sets], workload).resolve()
-    torch.manual_seed(5)
-    prepared = prepare(config)
-    return Stepper(prepared, config, CPU, 10), Batches(prepared.train_data, config)
-
-
-@pytest.mark.parametrize(
-    ("workload", "sets"),
-    [
-        ("eeg", ("workload.samples=300", "workload.dropout=0.5", "batch.sequence=8")),
-        ("chartext", ("workload.size=tiny", "workload.dropout=0.5", "workload.objective=diffusion")),
-    ],
-)
-def test_the_trial_step_leaves_no_trace(workload: str, sets: tuple[str, ...]) -> None:
-    stepper, batches = made(*sets, "precision.amp=fp16", workload=workload)
-    other, other_batches = made(*sets, "precision.amp=fp16", workload=workload)
-    before = random_state(CPU)
-    buffers = {name: buffer.clone() for name, buffer in stepper.model.named_buffers()}
-    found = rehearse(stepper, batches.sample())
-    assert found.counter is not None
-    assert found.counter.flops > 0
-    after = random_state(CPU)
-    assert torch.equal(before["torch"], after["torch"])
-    assert all(torch.equal(buffer, buffers[name]) for name, buffer in stepper.model.named_buffers())
-    assert all(parameter.grad is None for parameter in stepper.parameters)
-    clock = PhaseClock()
-    torch.manual_seed(6)
-    mine = [float(stepper.step(iterator, clock, 0)) for iterator in [batches.epoch(0)] for _ in range(3)]  # type: ignore[arg-type]
-    torch.manual_seed(6)
-    theirs = [
-        float(other.step(iterator, clock, 0)) for iterator in [other_batches.epoch(0)] for _ in range(3)
-    ]  # type: ignore[arg-type]
-    assert mine == theirs
 
 
 def test_what_was_asked_for_and_is_there_is_in_effect(trainer: Trainer) -> None:
@@ -95,15 +57,17 @@ def test_what_cannot_be_had_is_a_warning_and_trains_all_the_same(trainer: Traine
     assert set(warned) >= {"loader.pin_memory", "speed.cuda_graph", "speed.channels_last", "speed.attention"}
 
 
-def test_the_evaluation_has_settings_of_its_own(trainer: Trainer) -> None:
-    result = trainer.train(
-        *trainer.ndd, "run.max_steps=6", "evaluate.every_steps=2", "loader.eval_workers=1", "loader.eval_prefetch=3",
-        "loader.eval_persistent=true", "evaluate.inference_mode=false", "optimizer.set_to_none=false",
-    )  # fmt: skip
-    found = result.settings
-    asked = ("loader.eval_workers", "loader.eval_prefetch", "loader.eval_persistent", "evaluate.inference_mode",
-             "optimizer.set_to_none")  # fmt: skip
-    assert {name: found[name].in_effect for name in asked} == dict.fromkeys(asked, True)
+def test_the_evaluation_has_settings_of_its_own_and_placement_is_seen_in_the_batch(trainer: Trainer) -> None:
+    workers = ("loader.eval_workers=1", "loader.eval_prefetch=3", "loader.eval_persistent=true")
+    sets = (*workers, "evaluate.inference_mode=false", "optimizer.set_to_none=false")
+    found = trainer.train(*trainer.ndd, *sets, "run.max_steps=6", "evaluate.every_steps=2").settings
+    assert {found[each.partition("=")[0]].in_effect for each in sets} == {True}
+    # What was not asked for is not judged.
+    asked = {name for name, event in found.items() if event.in_effect is not None}
+    assert asked >= {"run.threads"} and not asked & {"loader.fetch", "loader.placement", "precision.amp"}
+    assert found["loader.fetch"].applied == "batch"
+    found = trainer.train(*trainer.ndd, "run.max_steps=2", "loader.placement=device").settings
+    assert found["loader.placement"].in_effect is True and "3 KiB" in found["loader.placement"].verified
 
 
 def test_the_intervals_of_evaluations_and_checkpoints_are_shown_as_they_apply(trainer: Trainer) -> None:
@@ -122,42 +86,23 @@ def test_the_intervals_of_evaluations_and_checkpoints_are_shown_as_they_apply(tr
     assert "44" in result.settings["checkpoint.every_epochs"].verified
 
 
-def test_a_setting_left_alone_is_not_judged(trainer: Trainer) -> None:
-    found = trainer.train(*trainer.ndd, "run.max_steps=2").settings
-    assert {name for name, event in found.items() if event.in_effect is not None} == {
-        "run.threads"
-    }  # which is set
-    assert found["loader.fetch"].applied == "batch"
-
-
-def test_placement_on_the_device_is_seen_in_the_batch(trainer: Trainer) -> None:
-    found = trainer.train(*trainer.ndd, "run.max_steps=2", "loader.placement=device").settings
-    assert found["loader.placement"].in_effect is True and "3 KiB" in found["loader.placement"].verified
-
-
-@pytest.mark.long
 def test_no_setting_that_only_moves_data_changes_the_losses(trainer: Trainer) -> None:
-    def losses(*sets: str) -> Any:
-        return trainer.train(*trainer.ndd, *EVERY_STEP, "run.max_steps=40", *sets).losses
-
-    plain = losses("loader.fetch=item")
-    assert plain == losses() == losses("loader.placement=device") == losses("loader.cache=true")
-    assert plain == losses("loader.workers=1", "loader.fetch=batch")
-    assert plain == losses("optimizer.set_to_none=false", "evaluate.inference_mode=false")
+    """That every way to load data gives the same batches is in test_batches."""
+    common = (*trainer.ndd, *EVERY_STEP, "run.max_steps=12", "evaluate.every_steps=5")
+    moved = ("loader.placement=device", "optimizer.set_to_none=false", "evaluate.inference_mode=false")
+    plain, other = trainer.train(*common, "loader.fetch=item"), trainer.train(*common, *moved)
+    assert plain.losses == other.losses and len(plain.losses) == 12
+    evaluations = [[each.metrics for each in run.snapshot.evaluations] for run in (plain, other)]
+    assert evaluations[0] == evaluations[1] != []
 
 
 def test_the_work_of_a_step_is_recorded_with_its_accumulation(trainer: Trainer) -> None:
-    def work(*sets: str) -> WorkEvent:
-        (event,) = [
-            e
-            for e in trainer.train(*trainer.ndd, "run.max_steps=2", *sets).events
-            if isinstance(e, WorkEvent)
-        ]
-        return event
+    def work(*sets: str) -> int:
+        events = trainer.train(*trainer.ndd, "run.max_steps=2", *sets).events
+        (event,) = [event for event in events if isinstance(event, WorkEvent)]
+        return event.flops_per_step or 0
 
-    one, two = work(), work("batch.accumulation=2")
-    assert one.flops_per_step
-    assert two.flops_per_step == 2 * one.flops_per_step
+    assert work("batch.accumulation=2") == 2 * work() > 0
 
 
 @pytest.mark.long
@@ -189,20 +134,6 @@ def test_a_compiler_that_fails_costs_the_compilation_only(
     assert result.losses == plain.losses
 
 
-def test_parts_of_forward_are_timed_where_a_step_is_long_enough(
-    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # What share of a step the timing may take decides, not how long one takes on the machine of the test.
-    monkeypatch.setattr("ndd_engine.train.step.stepper.ALLOWED_SHARE", 1.0)
-    long = trainer.train(*trainer.chartext, "run.max_steps=3")
-    names = {name for window in long.windows for name in window.phases}
-    assert {"forward/attention", "forward/feed_forward", "forward/head"} <= names
-    monkeypatch.setattr("ndd_engine.train.step.stepper.ALLOWED_SHARE", 1e-9)
-    short = trainer.train(*trainer.chartext, "run.max_steps=3")
-    assert not any("forward/attention" in window.phases for window in short.windows)
-    assert any("attention" in mark.text for mark in short.marks("note"))
-
-
 class LargeInTf32(TorchDispatchMode):
     """Products as on a GPU whose cuBLAS uses TF32, which keeps 10 bits of a fraction, for large ones only."""
 
@@ -220,3 +151,57 @@ def test_tf32_is_read_from_a_product_that_is_large_enough_for_it() -> None:
     assert not rounds_to_tf32(CPU)
     with LargeInTf32():
         assert rounds_to_tf32(CPU)
+
+
+# run.gc_every_steps
+
+
+@pytest.fixture
+def _collector() -> Iterator[None]:
+    """The collector of Python is as before."""
+    callbacks = list(gc.callbacks)
+    yield
+    assert gc.callbacks == callbacks and gc.isenabled()
+    gc.unfreeze()
+
+
+CYCLES = "for _ in range(2_000): node = []; node.append(node)"
+
+
+@pytest.mark.usefixtures("_collector")
+def test_a_run_that_collects_at_chosen_steps_says_so_and_leaves_the_rest_to_python_again(
+    trainer: Trainer, written: Written
+) -> None:
+    sets = (*written(spoiled(loss=CYCLES)), *OWN, *ENDLESS, *EVERY_STEP)
+    result = trainer.train(*sets, "run.max_steps=60", "run.gc_every_steps=20")
+    collected = [window.step for window in result.windows if window.gc_count]
+    assert collected == [20, 40, 60]
+    assert all("other" in window.phases for window in result.windows if window.gc_count)
+    totals = result.snapshot.totals
+    assert totals.gc_count >= 3 and totals.gc_ns is not None
+    assert 0 < totals.gc_max_ns <= totals.gc_ns < totals.wall_ns
+    event = result.settings["run.gc_every_steps"]
+    assert (event.requested, event.applied, event.in_effect) == ("20", "20", True)
+
+
+@pytest.mark.usefixtures("_collector")
+@pytest.mark.long
+@pytest.mark.parametrize("ending", few(["done", "failed", "killed"], 1))
+def test_what_a_run_froze_is_collected_again_after_its_end(
+    trainer: Trainer, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.unfreeze()
+    frozen = []
+    plain = Stepper.step
+
+    def step(self: Stepper, *arguments: Any) -> Any:
+        frozen.append(gc.get_freeze_count())
+        if len(frozen) == 5 and ending != "done":
+            raise StopNow if ending == "killed" else RuntimeError("broken")
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(Stepper, "step", step)
+    result = trainer.train(*trainer.ndd, "run.max_steps=10", "run.gc_every_steps=20")
+    assert result.end.status == {"killed": "stopped"}.get(ending, ending)
+    assert frozen[4] > 10_000
+    assert gc.get_freeze_count() == 0

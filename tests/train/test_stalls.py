@@ -18,7 +18,7 @@ from ndd_engine.measure.reporting import TrainerWatch, TrainingThread
 from ndd_engine.measure.stalls import Frame, Stalls, Standing, explained
 from ndd_engine.record.event import NO_HANGS, OVER
 from ndd_engine.record.events import DeathEvent, StallEvent
-from ndd_watch.looks import own, short
+from ndd_watch.looks import own
 
 TORCH = "/x/lib/python3.11/site-packages/torch"
 LOADER = ("_try_get_data", f"{TORCH}/utils/data/dataloader.py")
@@ -57,10 +57,8 @@ def named(*children: Standing, main: Standing = MAIN, dead: Sequence[DeathEvent]
     return explained([main], children, dead, 30, 9.0, "data_wait")
 
 
-IDLE = worker(Waiting("poll"), ("get", "/usr/lib/python3.11/multiprocessing/queues.py"))
-JOINS = standing(
-    Waiting("wait"), stack(("join", "/usr/lib/python3.11/multiprocessing/process.py"), MAIN_LOOP)
-)
+IDLE = worker(Waiting("poll"), ("get", f"{PYTHON}/multiprocessing/queues.py"))
+JOINS = standing(Waiting("wait"), stack(("join", f"{PYTHON}/multiprocessing/process.py"), MAIN_LOOP))
 CASES = [
     (
         "threads",
@@ -90,12 +88,7 @@ CASES = [
         "mount",
     ),
     ("input", named(main=standing(TYPED, stack(ITEM))), ["input"], ""),
-    (
-        "input",
-        named(main=standing(Waiting("poll"), stack(("cmdloop", f"{PYTHON}/pdb.py"), ITEM))),
-        ["input"],
-        "",
-    ),
+    ("input", named(main=standing(Waiting("poll"), stack(("cmdloop", f"{PYTHON}/pdb.py"), ITEM))), ["input"], ""),
     ("sleep", named(worker(Waiting("sleep"), ITEM)), ["sleeps in time.sleep at train.py:11"], ""),
     ("stopped", named(main=standing(FUTEX, None, letter="T")), ["stopped by a signal or a debugger"], ""),
 ]  # fmt: skip
@@ -110,10 +103,9 @@ def test_what_is_waited_for_is_named(kind: str, event: StallEvent, words: list[s
 
 
 def test_the_rank_that_does_not_enter_a_collective_is_named() -> None:
-    waits = standing(
-        FUTEX, stack(("all_reduce", f"{TORCH}/distributed/distributed_c10d.py"), MAIN_LOOP), "rank 0"
-    )
-    behind = standing(FUTEX, stack(("wait", "/usr/lib/python3.11/threading.py"), ITEM), "rank 1")
+    reduces = stack(("all_reduce", f"{TORCH}/distributed/distributed_c10d.py"), MAIN_LOOP)
+    waits = standing(FUTEX, reduces, "rank 0")
+    behind = standing(FUTEX, stack(("wait", f"{PYTHON}/threading.py"), ITEM), "rank 1")
     event = explained([waits, behind], [], [], 30, 9.0, "?")
     assert (event.kind, event.where) == ("collective", "train.py:11 in __getitem__")
     assert "rank 0" in event.text.split(" that rank 1 ")[0]
@@ -168,27 +160,14 @@ def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "ndd-watch" not in {thread.name for thread in threading.enumerate()}
 
 
-@pytest.mark.parametrize(
-    ("file", "is_own"),
-    [
-        (torch.nn.functional.__file__, False),
-        (os.__file__, False),
-        (pytest.__file__, False),
-        (reporting.__file__, False),
-        (str(Path(reporting.__file__).parents[1] / "workloads" / "eeg.py"), True),
-        (str(Path(reporting.__file__).parents[1] / "workloads" / "factory_data.py"), False),
-        (__file__, True),
-        ("<string>", False),
-    ],
-)
-def test_what_counts_as_the_users_own(file: str, is_own: bool) -> None:
-    assert own(compile("0", file, "exec")) is is_own
+ENGINE = Path(reporting.__file__).parents[1]
+OWN = (__file__, str(ENGINE / "workloads" / "eeg.py"))
+FOREIGN = (torch.nn.functional.__file__, os.__file__, pytest.__file__, reporting.__file__, "<string>")
 
 
-def test_files_are_told_as_people_know_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert short(str(tmp_path / "data" / "my.py")) == str(Path("data", "my.py"))
-    assert short("/usr/lib/python3/threading.py") == "python3/threading.py"
+@pytest.mark.parametrize("file", [*OWN, *FOREIGN, str(ENGINE / "workloads" / "factory_data.py")])
+def test_what_counts_as_the_users_own(file: str) -> None:
+    assert own(compile("0", file, "exec")) is (file in OWN)
 
 
 def test_the_memory_of_its_own_is_told_of_each_process() -> None:

@@ -34,14 +34,12 @@ CHARTEXT = (
     "batch.sequence=16", "batch.micro=8", "run.threads=1", "log.profile_every_s=0",
 )  # fmt: skip
 Written = Callable[[str], tuple[str, ...]]
+# What sources of workloads need.
+IMPORTS = "import itertools, math, random, torch; from torch import nn; from torch.utils.data import *\n"
 # Of a user's own workload with 324 items to train on. `step` is the one that is done, from 1.
 OWN = ("run.epochs=3", "batch.micro=16", "batch.sequence=4", "run.threads=1", "log.profile_every_s=0")
 _SOURCE = """
-import math
 import time
-import torch
-from torch import nn
-from torch.utils.data import TensorDataset, default_collate
 
 step = 1
 
@@ -65,6 +63,8 @@ def factory(settings):
     return dict(model=nn.Linear(4, 1), train_data=data, collate=join, loss=loss, on_step=count)
 """
 EVERY_STEP = ("log.every_steps=1", "log.window_s=0")
+QUIET = ("evaluate.every_epochs=0", "evaluate.at_end=false", "checkpoint.every_epochs=0")
+ENDLESS = ("run.epochs=100000", *QUIET)
 
 
 @dataclass
@@ -108,6 +108,21 @@ class Result:
     def settings(self) -> dict[str, SettingEvent]:
         """The newest event of each setting."""
         return {event.name: event for event in self.events if isinstance(event, SettingEvent)}
+
+    @property
+    def rates(self) -> list[float]:
+        """The learning rate of each step; with EVERY_STEP."""
+        found = {window.step: round(float(window.lr or 0), 6) for window in self.windows if window.steps}
+        return [rate for _, rate in sorted(found.items())]
+
+    def closed_ns(self) -> int:
+        """Nanoseconds of all windows, each of which is the sum of its phases."""
+        assert self.windows
+        for window in self.windows:
+            phases = {name: figures["host_ns"] for name, figures in window.phases.items() if "/" not in name}
+            assert sum(phases.values()) == window.wall_ns
+            assert all(ns >= 0 for ns in phases.values())
+        return sum(window.wall_ns for window in self.windows)
 
     @property
     def checkpoints(self) -> list[int]:
@@ -205,14 +220,19 @@ def training_state(state: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in state.items() if key not in ("position", "threads", "torch")}
 
 
-def resumed(trainer: Trainer, sets: tuple[str, ...], *stops: int) -> Result:
-    """A run that ends at each of `stops` and is resumed. It equals the same run in one piece, bit for bit."""
-    whole = trainer.train(*sets, f"run.max_steps={stops[-1]}")
-    parts = trainer.train(*sets, f"run.max_steps={stops[0]}")
-    for stop in stops[1:]:
-        parts = trainer.train(f"run.max_steps={stop}", resume=parts)
-    assert (whole.end.status, parts.end.status) == ("done", "done"), (whole.end.reason, parts.end.reason)
-    assert parts.losses == whole.losses
-    last = stops[-1]
-    assert equal(training_state(parts.state(last)), training_state(whole.state(last)))
-    return parts
+def resumed(trainer: Trainer, sets: tuple[str, ...], *steps: int) -> Result:
+    """A run that goes on from its checkpoints of all `steps` but the last. It ends as it did, bit for bit."""
+    first, last = steps[0], steps[-1]
+    result = trainer.train(
+        *sets, f"run.max_steps={last}", f"checkpoint.every_steps={first}", "checkpoint.keep=9"
+    )
+    assert result.end.status == "done", result.end.reason
+    expected = training_state(result.state(last))
+    for step in steps[:-1]:
+        result = trainer.train(resume=result, from_step=step)
+        assert result.end.status == "done", result.end.reason
+        assert result.identity.resumed_step == step
+        # `losses` compares the steps that were done twice.
+        assert sorted(result.losses) == list(range(1, last + 1))
+        assert equal(training_state(result.state(last)), expected)
+    return result
