@@ -106,6 +106,13 @@ def test_runs_are_numbered_behind_the_highest(tmp_path: Path) -> None:
     assert new_run_dir(tmp_path, None, "eeg").name == "eeg-019"
     (tmp_path / "eeg-999").mkdir()
     assert new_run_dir(tmp_path, None, "eeg").name == "eeg-1000"
+    # A run of one's own model is named after its module.
+    for workload, name in (
+        ("my_workload:f", "my_workload-001"),
+        ("a.b.net:make", "net-001"),
+        ("_über:f", "ber-001"),
+    ):
+        assert new_run_dir(tmp_path, None, workload).name == name
 
 
 def test_many_at_once_get_folders_of_their_own(tmp_path: Path) -> None:

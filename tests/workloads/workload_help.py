@@ -1,16 +1,45 @@
-"""Trains and evaluates workloads with a plain loop."""
+"""Configurations of workloads for their tests, the problems of their data, and a plain loop that trains them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from ndd_engine.config.schema import Config
+from ndd_engine.errors import ConfigError
 from ndd_engine.workloads.base import Workload
+from ndd_engine.workloads.factory_data import prepare
+from ndd_engine.workloads.interface import facts, problems
+
+
+def configured(workload: dict[str, Any], seed: int = 1337, **batch: int) -> Config:
+    """The section of a workload and of the batch, with the other values at their defaults."""
+    return Config.model_validate({"run": {"epochs": 1, "seed": seed}, "workload": workload, "batch": batch})
+
+
+def refused(config: Config) -> str:
+    """The problems of its data as text; there must be some, and building the workload must report the same ones."""
+    found = problems(config, "run.toml")
+    assert found and all(problem.where == "run.toml" and problem.key for problem in found)
+    for refuse in (facts, prepare):
+        with pytest.raises(ConfigError) as caught:
+            refuse(config)
+        assert [problem.message for problem in caught.value.problems] == [
+            problem.message for problem in found
+        ]
+    return "\n".join(map(str, found))
+
+
+def told(workload: str, data: Path | str, micro: int = 4, sequence: int = 16, **batch: int) -> str:
+    """What is wrong with this data for this workload."""
+    return refused(configured({"name": workload, "data": str(data)}, micro=micro, sequence=sequence, **batch))
 
 
 def train(workload: Workload, steps: int, lr: float, micro: int, clip: float = math.inf) -> None:
