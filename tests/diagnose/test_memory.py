@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from planted_runs import GIB, Planted, cores, evaluating, of_workers
+from planted_runs import GIB, MB, Planted, beside, cores, evaluating, of_workers, script
 
-from ndd_engine.diagnose.memory_rules import wants_look
+from ndd_engine.diagnose.memory_rules import steady_growth, wants_look
 from ndd_engine.record.events import Holder, HoldersEvent
 
-MB = 1 << 20
 # Of 20 steps a window: 2 MiB a step.
 GROWS = [(400 + 40 * n) * MB for n in range(12)]
 # 10 KiB a step.
@@ -204,3 +203,74 @@ def test_the_peak_of_an_evaluation_may_become_known_after_it() -> None:
 
 def _sample(peak: int) -> Any:
     return replace(evaluating(400)[0], host=cores(1.9, 1.9, rss_peak_bytes=peak))  # type: ignore[type-var]
+
+
+# Growth.
+
+
+def grown(*values: float, step: int = 100) -> tuple[tuple[int, float], ...]:
+    return tuple((step * (index + 1), value * MB) for index, value in enumerate(values))
+
+
+# Megabytes, one value each 100 steps, and whether they grow by 10 of these.
+SERIES = {
+    "steadily": ([400 + 10 * n for n in range(20)], True),
+    "with noise": ([400 + 10 * n + 3 * (-1) ** n for n in range(40)], True),
+    "in stairs": ([400 + 30 * (n // 3) for n in range(60)], True),
+    "flat": ([400.0] * 40, False),
+    "noise": ([400 + 15 * (-1) ** n for n in range(40)], False),
+    "levels off": ([400 + min(15 * n, 300) for n in range(40)], False),
+    "a jump": ([400 + (300 if n > 25 else 0) for n in range(40)], False),
+    "up and down": ([400 + 10 * (n % 20) for n in range(40)], False),
+    "shrinks": ([800 - 10 * n for n in range(40)], False),
+    "a little": ([400 + 0.1 * n for n in range(40)], False),
+    "too few": ([400, 440, 480, 520], False),
+}
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_only_steady_growth_is_a_leak(name: str) -> None:
+    values, grows = SERIES[name]
+    found = steady_growth(grown(*values))
+    assert (found is not None) == grows
+    assert found is None or found[0] == pytest.approx(10 * MB / 100, rel=0.15)
+
+
+def test_a_leak_says_when_memory_is_full_and_whether_this_run_gets_there() -> None:
+    # 20 MiB in 20 steps, and 16 GiB free.
+    leak = run([(400 + 20 * n) * MB for n in range(12)])
+    found = leak.verdict()
+    assert "1.0 MiB per step" in found.title and found.leave == ""
+    assert "16,384 steps" in " ".join(item.text for item in found.evidence)
+    assert replace(leak, run={"total_steps": 1000}).verdict().leave
+
+
+@pytest.mark.parametrize(("kept", "found"), [(15, True), (40, False)])
+def test_memory_that_is_kept_for_an_epoch_and_then_released(kept: int, found: bool) -> None:
+    """With the innocent twin: it grows while a cache is filled, once, and stays. Resident memory stays in both."""
+    empty = beside("other", 1e-6)
+    windows = {
+        n: [
+            replace(
+                empty, step=20 * n + 20, heap_bytes=(400 + 40 * (n % kept if kept < 40 else min(n, 8))) * MB
+            )
+        ]
+        for n in range(40)
+    }
+    run = script(windows=40, after=windows, used=[GIB] * 40, host=cores(1.9, 1.9))
+    assert ("leak" in run.causes()) == found
+    if found:
+        leak = run.named("leak")
+        assert "2.0 MiB per step" in leak.title
+        assert "full" not in " ".join(item.text for item in leak.evidence)
+
+
+def test_kept_graphs_explain_memory_that_rises_once_and_stays() -> None:
+    # From the second point on; the first one is taken while torch still starts.
+    rise = [200 * MB, *(400 * MB + min(index, 4) * 200 * MB for index in range(11))]
+    kept = {"host": cores(1.9, 1.9), "window": {"kept_steps": 400}}
+    found = script(used=rise, **kept).named("leak")
+    assert "2.0 MiB per step" in found.title and "400" in found.title
+    # What is kept is small, or nothing is kept: data that was read into memory once.
+    assert "leak" not in script(used=[400 * MB] * 12, **kept).causes()
+    assert "leak" not in script(used=rise, host=cores(1.9, 1.9)).causes()
