@@ -1,4 +1,4 @@
-"""Reading a run's log: torn ends, logs that grow, processes that vanish, and logs too long to read whole."""
+"""Reading events.jsonl: damaged lines, torn ends, logs that grow or are very long, processes that vanish."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from record_help import end, folded, held, mark, run_event, status, window
 from tests.records import snapshot_of
 from tests.waiting import LIMIT_S
 
+from ndd_engine.errors import UsageError
+from ndd_engine.record import file as record_file
 from ndd_engine.record.events import Event
-from ndd_engine.record.file import RunReader, load_state, truncate_torn_line
-from ndd_engine.record.rundir import RunDir, RunLock
+from ndd_engine.record.file import EventLog, RunReader, load_state, open_log, truncate_torn_line
+from ndd_engine.record.rundir import RunDir, RunLock, find_run
 from ndd_engine.record.state import RunState
 
 
@@ -90,18 +92,6 @@ def test_a_log_that_cannot_be_read_is_reported(run: RunDir) -> None:
     assert (reader.trouble, reader.snapshot().step) == ("", 1)
 
 
-def test_no_log_yet_is_a_run_that_prepares(run: RunDir) -> None:
-    lock = RunLock(run)
-    lock.acquire()
-    reader = RunReader(run)
-    assert not reader.poll()
-    assert reader.snapshot().status == "preparing"
-    append(run, run_event(), window(1))
-    assert reader.poll()
-    assert reader.snapshot().step == 1
-    lock.release()
-
-
 @pytest.mark.long
 def test_a_process_that_was_killed_leaves_a_lost_run(run: RunDir) -> None:
     with held(run.lock) as owner:
@@ -141,11 +131,6 @@ def test_a_torn_last_line_is_cut(tmp_path: Path, before: bytes, after: bytes) ->
     path.write_bytes(before)
     truncate_torn_line(path)
     assert path.read_bytes() == after
-
-
-def test_a_missing_log_has_no_torn_line(tmp_path: Path) -> None:
-    truncate_torn_line(tmp_path / "none")
-    assert list(tmp_path.iterdir()) == []
 
 
 def long_log(run: RunDir, megabytes: int) -> int:
@@ -199,14 +184,6 @@ def test_a_log_of_50_megabytes_opens_by_its_end(run: RunDir) -> None:
     assert snapshot.loss_trend[-1] == (step, 1.0)
     assert load_state(run).snapshot().step == step
     os.truncate(run.events, 0)  # 50 MiB need not stay until the folder is cleaned
-
-
-def test_opening_by_the_end_and_reading_it_all_agree(run: RunDir) -> None:
-    long_log(run, 2)
-    by_the_end = snapshot_of(run)
-    lines = run.events.read_bytes().splitlines(keepends=True)
-    run.events.write_bytes(b"".join(line for line in lines if not line.startswith(b'{"v":2,"type":"fold"')))
-    assert snapshot_of(run) == by_the_end
 
 
 @pytest.mark.parametrize("state", [{}, {"step": 5}, {"status": 3, "recent": "x"}, []])
@@ -266,3 +243,85 @@ def test_a_damaged_file_of_a_hang_is_ignored(run: RunDir, text: str) -> None:
     append(run, run_event())
     run.hang.write_text(text)
     assert not [timed for timed in snapshot_of(run).marks if timed.mark.kind == "warning"]
+
+
+# Lines.
+
+
+def line_of(event: Event) -> bytes:
+    return event.to_json(1.0).encode() + b"\n"
+
+
+def test_damaged_lines_are_counted_once_and_unknown_types_are_not_damage(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_bytes(
+        line_of(window(1))
+        + b'{"v":2,"type":"future","t":1.0}\n'
+        + b"not JSON\n"
+        + line_of(window(2)).replace(b'"items":16', b'"items":"16"')
+        + b"[" * 100_000
+        + b"\n"
+        + line_of(window(3)).replace(b'"t":1.0', b'"t":1' + b"0" * 400)
+        + line_of(window(4))[:-5]
+    )
+    log = EventLog(path)
+    assert [event for _, event in log.new()] == [window(1)]
+    assert log.damaged == 4
+    with path.open("ab") as file:
+        file.write(line_of(window(4))[-5:] + line_of(window(5)))
+    assert [event for _, event in log.new()] == [window(4), window(5)]
+    assert log.damaged == 4
+
+
+def test_a_line_that_is_too_long_is_skipped_without_being_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(record_file, "MAX_LINE", 5000)
+    path = tmp_path / "events.jsonl"
+    long = line_of(mark("note", 1, "x" * 20_000))
+    path.write_bytes(line_of(window(1)) + long[:12_000])
+    log = EventLog(path)
+    assert [event for _, event in log.new()] == [window(1)]
+    with path.open("ab") as file:
+        file.write(long[12_000:])
+    assert (list(log.new()), log.damaged) == ([], 1)
+    with path.open("ab") as file:
+        file.write(line_of(window(2)) + long + line_of(window(3)))
+    assert [event for _, event in log.new()] == [window(2), window(3)]
+    assert log.damaged == 2
+    assert log.offset == path.stat().st_size
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "loop", "device"])
+def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "events.jsonl"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "loop":
+        path.symlink_to(path)
+    else:
+        path.symlink_to("/dev/zero")
+    with pytest.raises(OSError):
+        open_log(path)
+    with pytest.raises(OSError):
+        list(EventLog(path).new())
+
+
+@pytest.mark.parametrize(("version", "reader"), [(1, "0.5.0"), (3, "wrote it")])
+def test_a_record_of_another_version_is_refused_in_one_line(
+    tmp_path: Path, version: int, reader: str
+) -> None:
+    run = RunDir(tmp_path / "old")
+    run.path.mkdir()
+    run.events.write_bytes(line_of(window(1)).replace(b'{"v":2,', b'{"v":%d,' % version) * 3)
+    with pytest.raises(UsageError) as caught:
+        find_run(tmp_path, "old")
+    assert reader in str(caught.value) and str(run.events) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    # Where runs are listed, it stands in the way of no other, and says why it is not read.
+    follower = RunReader(run)
+    follower.poll()
+    assert reader in follower.trouble
+    assert (follower.snapshot().run, follower.damaged) == (None, 0)
