@@ -7,6 +7,7 @@ import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from workload_help import configured, evaluate, train
 
 from ndd_engine import run_training
 from ndd_engine.config import read
-from ndd_engine.workloads.base import Workload
+from ndd_engine.workloads.antispoof import SeResNet
+from ndd_engine.workloads.base import Workload, parameter_count
+from ndd_engine.workloads.chartext import NextCharacterModel, ScoreModel, Size
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import facts
-from ndd_engine.workloads.summarise_data import END
 
 TINY_TEXT: dict[str, Any] = {"name": "chartext", "layers": 2, "heads": 2, "width": 32, "dropout": 0.0}
 SHORT_TEXT = {**TINY_TEXT, "max_characters": 20_000}
@@ -50,6 +52,28 @@ BUILTIN: dict[str, tuple[dict[str, Any], tuple[str, str | None], list[str]]] = {
     ),
     "summarise": ({**SUMMARISE, "pairs": 60, "summaries": 0}, ("pair", "token"), ["loss"]),
 }  # fmt: skip
+
+
+GUIDE_TEXT = Size(65, 256, 6, 6, 384, 0.2)
+GUIDE_SPEECH = ([64, 128, 256, 512], 16, 0.5)  # channels, reduction, dropout
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        (lambda: ScoreModel(GUIDE_TEXT), 11_739_585),
+        # Without sharing, the output layer is a second (65, 384) table: 24,960 more, and still no biases.
+        (lambda: NextCharacterModel(GUIDE_TEXT, tie_weights=True), 10_745_088),
+        (lambda: NextCharacterModel(GUIDE_TEXT), 10_745_088 + 65 * 384),
+        (lambda: SeResNet([2, 2, 2, 2], *GUIDE_SPEECH), 11_981_251),
+        (lambda: SeResNet([3, 4, 6, 3], *GUIDE_SPEECH), 22_159_555),
+    ],
+)
+def test_models_have_the_parameters_of_the_guide(
+    model: Callable[[], torch.nn.Module], parameters: int
+) -> None:
+    with torch.device("meta"):
+        assert parameter_count(model()) == parameters
 
 
 @pytest.mark.parametrize("name", BUILTIN)
@@ -191,31 +215,17 @@ def test_finetune_beats_the_frequency_of_its_tokens() -> None:
 def test_summarise_beats_the_frequency_of_its_words() -> None:
     """On functions of the standard library, with most summary words outside of so small a vocabulary."""
     workload = made({**SUMMARISE, "summaries": 4, "beam": 2}, 8, 48)
-    baseline = unigram_loss(workload)
+    summaries = [torch.where(item[3] < 500, item[3], 0) for item in workload.train_data]  # type: ignore[attr-defined]
+    counts = torch.ones(500) + torch.bincount(torch.cat(summaries), minlength=500)
+    likely = (counts / counts.sum()).log()
+    held_out = [torch.where(item[3] < 500, item[3], 0) for item in workload.eval_data]  # type: ignore[attr-defined]
+    # Words outside of the vocabulary count as one word, which flatters this.
+    baseline = -sum(float(likely[words].mean()) for words in held_out) / len(held_out)
     before = evaluate(workload, micro=8)
     train(workload, 120, 5e-3, 8, clip=1.0)
     after = evaluate(workload, micro=8)
     assert after["loss"] < baseline - 0.3 < baseline < before["loss"]
     assert after["rouge_1"] > before["rouge_1"]
-
-
-def unigram_loss(workload: Workload) -> float:
-    """The loss of knowing only how frequent each summary word is in training, weighted as the workload's loss.
-
-    Words outside of the vocabulary count as one word, which flatters it.
-    """
-
-    def words(data: Any) -> list[list[int]]:
-        return [torch.where(item[3] < 500, item[3], 0).tolist() for item in data]
-
-    counts = Counter(word for summary in words(workload.train_data) for word in summary)
-    assert counts[END]
-    total = counts.total() + 500
-    losses = [
-        sum(-math.log((counts[word] + 1) / total) for word in summary) / len(summary)
-        for summary in words(workload.eval_data)
-    ]
-    return sum(losses) / len(losses)
 
 
 @pytest.mark.long

@@ -12,7 +12,6 @@ from workload_help import configured, told
 
 from ndd_engine.config import read
 from ndd_engine.workloads import chartext
-from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.chartext import (
     Diffused,
     NextCharacterModel,
@@ -31,28 +30,6 @@ from ndd_engine.workloads.eeg import (
 )
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import SeriesLayout, facts, problems
-
-GUIDE = Size(65, 256, 6, 6, 384, 0.2)
-
-
-def test_diffusion_has_the_parameters_of_the_guide() -> None:
-    with torch.device("meta"):
-        assert parameter_count(ScoreModel(GUIDE)) == 11_739_585
-
-
-def test_autoregressive_parameters_are_the_trunk_without_conditioning() -> None:
-    vocabulary, context, layers, _, width, _ = GUIDE
-    block = (
-        3 * width**2 + width**2 + 4 * width**2 + 4 * width**2 + 2 * width
-    )  # qkv, project, feed-forward, norms
-    trunk = vocabulary * width + context * width + layers * block + width
-    with torch.device("meta"):
-        tied = NextCharacterModel(GUIDE, tie_weights=True)
-        untied = NextCharacterModel(GUIDE)
-    assert parameter_count(tied) == trunk == 10_745_088
-    # Without sharing, the output layer is a second (65, 384) table: 24,960 more, and still no biases.
-    assert parameter_count(untied) == trunk + vocabulary * width == 10_770_048
-    assert not any(name.endswith("bias") for name, _ in untied.named_parameters())
 
 
 def test_next_character_model_sees_only_the_past_and_diffusion_sees_all() -> None:
