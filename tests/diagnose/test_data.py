@@ -191,15 +191,6 @@ def test_a_stream_gets_one_worker_and_quick_batches_get_none() -> None:
 # Workers and epochs.
 
 
-@pytest.mark.parametrize(("first_ms", "persistent"), [(8.0, False), (0.2, False), (8.0, True)])
-def test_workers_that_start_for_each_epoch(first_ms: float, persistent: bool) -> None:
-    phases = {**WAITING, "data_wait/first_batch": first_ms}
-    found = waiting({"workers": 2, "persistent": persistent}, phases=phases)
-    assert ("worker-restart" in found) == (first_ms > 1 and not persistent)
-    if "worker-restart" in found:
-        assert found["worker-restart"].sets == ("loader.persistent=true",)
-
-
 @pytest.mark.parametrize("sampler", ["RandomSampler", "SequentialSampler"])
 def test_an_iterator_for_each_batch(sampler: str) -> None:
     facts, loader = {"wasted": ["train.py", 30], "sampler": sampler}, {"workers": 2, "persistent": False}
@@ -209,13 +200,6 @@ def test_an_iterator_for_each_batch(sampler: str) -> None:
     # A script that takes one batch this way, to look at it.
     few = waiting(loader, facts, phases=RESTARTS, window={"passes": 1})
     assert not {"iterator-restart", "repeated-items"} & set(few)
-
-
-@pytest.mark.parametrize(("passes", "found"), [(5, True), (0, False)])
-def test_epochs_so_short_that_their_starts_cost_time(passes: int, found: bool) -> None:
-    told = waiting({"workers": 2, "persistent": True}, phases=RESTARTS, window={"passes": passes})
-    assert ("short-epochs" in told) == found
-    assert not found or "4 steps" in told["short-epochs"].title
 
 
 BATCHES = [[1, 1, 3], [2, 0, 5], [3, 1, 5], [4, 0, 6], [5, 1, 6], [6, 0, 7], [7, 1, 7]]

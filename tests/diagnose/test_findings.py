@@ -60,24 +60,15 @@ def test_what_ends_the_run_comes_before_what_slows_it(pair: Pair) -> None:
     assert [item.cause for item in BUSY.found()] == ["data-wait", "optimizer"]  # the largest ceiling first
 
 
-def test_the_ceiling_of_threads_is_no_less_than_what_was_measured() -> None:
-    run = Planted(
-        run={"threads": 1}, baseline=alone(threads=1, by_threads=[[2.0, 9.5e6]]), host=cores(1.0, 1.0)
-    )
-    found = run.named("few-threads")
-    assert found.ceiling is not None
-    assert 1.8 < found.ceiling <= 2.0
-
-
-def test_a_wait_beside_evaluations_is_bounded_by_the_time_of_steps() -> None:
-    # Shares and bounds of all findings are of the wall time of the run: of 69.8 ms, 30 are evaluations.
-    sets = ["evaluate.every_steps=20"]
+def test_ceilings_are_of_the_wall_time_and_no_less_than_what_was_measured() -> None:
+    threads = alone(threads=1, by_threads=[[2.0, 9.5e6]])
+    found = Planted(run={"threads": 1}, baseline=threads, host=cores(1.0, 1.0)).named("few-threads")
+    assert found.ceiling is not None and 1.8 < found.ceiling <= 2.0
+    # Of 69.8 ms, 30 are evaluations.
     after = {n: evaluated(600, 20 * n + 20) for n in range(12)}
-    run = Planted(phases=healthy(data_wait=20.0), sets=sets, after=after)
-    assert {item.cause for item in run.found()} == {"data-wait", "evaluation"}
-    bound = run.named("data-wait").ceiling
-    assert bound is not None
-    assert bound == pytest.approx(69.8 / 49.8, abs=0.01)
+    run = Planted(phases=healthy(data_wait=20.0), sets=["evaluate.every_steps=20"], after=after)
+    assert set(run.causes()) == {"data-wait", "evaluation"}
+    assert run.named("data-wait").ceiling == pytest.approx(69.8 / 49.8, abs=0.01)
 
 
 # Leave it.
@@ -104,12 +95,8 @@ def test_in_a_run_that_ends_soon_advice_names_the_length_that_it_needs() -> None
 
 
 def test_encoding_everything_once_is_part_of_the_price() -> None:
-    run = Planted(
-        phases=healthy(data_wait=32.0),
-        loader=files(items=1_000_000),
-        run={"total_steps": 3000},
-        prepared_s=1.0,
-    )
+    short = {"run": {"total_steps": 3000}, "prepared_s": 1.0}
+    run = Planted(phases=healthy(data_wait=32.0), loader=files(items=1_000_000), **short)  # type: ignore[arg-type]
     found = run.named("on-the-fly")
     assert "16 min" in found.evidence[-1].text
     assert found.from_steps is not None and found.from_steps > 3000
@@ -155,11 +142,9 @@ def test_too_short_a_run_is_not_judged(windows: int, steps: int) -> None:
     assert found.cause == "too-short" and found.ceiling is None
     # Long steps need not be many.
     assert Planted(phases=healthy(data_wait=900.0), windows=10, steps=1).verdict().cause == "data-wait"
-
-
-def test_hazards_are_told_of_a_short_run_as_well() -> None:
-    pair = next(pair for pair in HAZARDS if pair.id == "near-limit-host")
-    assert replace(pair.guilty, windows=2, steps=2).causes() == ["near-limit", "too-short"]
+    # Hazards are told of a short run as well.
+    hazard = next(pair.guilty for pair in HAZARDS if pair.id == "near-limit-host")
+    assert replace(hazard, windows=windows, steps=steps).causes() == ["near-limit", "too-short"]
 
 
 NO_WORKERS = SettingEvent("loader.workers", "4", "0", False, "batches\x1b[2J are made here")
@@ -170,10 +155,8 @@ def test_settings_without_effect_are_named_with_the_reason() -> None:
     assert found.cause == "no-effect" and "loader.workers" in found.title
     assert "batches\\x1b[2J" in found.evidence[0].text
     # Below whatever costs time.
-    assert Planted(phases=healthy(data_wait=20.0), settings=[NO_WORKERS]).causes() == [
-        "data-wait",
-        "no-effect",
-    ]
+    run = Planted(phases=healthy(data_wait=20.0), settings=[NO_WORKERS])
+    assert run.causes() == ["data-wait", "no-effect"]
 
 
 def test_the_neighbour_is_named() -> None:
