@@ -317,13 +317,10 @@ def test_speakers_with_one_kind_only_are_split_by_file(tmp_path: Path) -> None:
 def test_missing_empty_and_odd_folders(tmp_path: Path) -> None:
     (tmp_path / "voices").mkdir()
     assert str(tmp_path / "voices") in told(tmp_path / "voice")
-    assert '"builtin"' in told("bulitin")
     assert "WAV files" in told(tmp_path / "voices")
     path = write_wav(tmp_path / "voices" / "a.wav")
     assert f"is {tmp_path / 'voices'}" in told(path)  # its folder
     assert "evaluation: 1" in told(tmp_path / "voices")
-    for name in (tmp_path / "no" / "x", "a\0b", "~nobody-of-this-name/voices", "x" * 5000):
-        assert "workload.data" in told(name)
 
 
 def test_one_kind_missing(tmp_path: Path) -> None:

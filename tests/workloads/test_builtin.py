@@ -15,7 +15,7 @@ import pytest
 import torch
 from tests.tiers import few
 from torch.utils.data import default_collate
-from workload_help import configured, evaluate, train
+from workload_help import configured, evaluate, told, train
 
 from ndd_engine import run_training
 from ndd_engine.config import read
@@ -93,6 +93,14 @@ def test_facts_names_and_metric(name: str) -> None:
     assert list(found) == metrics
     if name == "chartext":
         assert found["bits_per_char"] == pytest.approx(found["loss"] / math.log(2))
+
+
+@pytest.mark.parametrize("workload", ["chartext", "eeg", "antispoof", "finetune", "summarise"])
+def test_data_that_is_not_there_is_named(tmp_path: Path, workload: str) -> None:
+    for data in (tmp_path / "no" / "x.csv", "a\0b", "~nobody-of-this-name/x.csv", "x" * 5000):
+        text = told(workload, data, sequence=2000)
+        assert "workload.data" in text and "\0" not in text
+    assert '"builtin"' in told(workload, "bultin", sequence=2000)
 
 
 WITHOUT_TORCH = """

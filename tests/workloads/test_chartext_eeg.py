@@ -185,24 +185,15 @@ def test_label_of_one_class_in_the_evaluation_part_is_told(tmp_path: Path) -> No
 # Mistakes in their data.
 
 
-@pytest.mark.parametrize("name", ["chartext", "eeg"])
-def test_missing_file_and_directory(tmp_path: Path, name: str) -> None:
-    for suffix in ("csv", "txt"):
-        (tmp_path / f"recording.{suffix}").touch()
-    assert f"did you mean {tmp_path / 'recording.csv'}?" in told(name, tmp_path / "recordin.csv")
-    assert str(tmp_path / "no") in told(name, tmp_path / "no" / "x.csv")
-    assert '"builtin"' in told(name, "bultin")
-    assert "a directory" in told(name, tmp_path)
-
-
 def test_unreadable_and_odd_files(tmp_path: Path) -> None:
     secret, pipe = tmp_path / "secret.txt", tmp_path / "pipe.txt"
     secret.write_text("x" * 1000)
     secret.chmod(0)
     os.mkfifo(pipe)
-    for path in (pipe, "x" * 5000, *([] if os.access(secret, os.R_OK) else [secret])):
+    for path in (pipe, *([] if os.access(secret, os.R_OK) else [secret])):
         assert "workload.data" in told("chartext", path)
-    assert "\\x00b" in told("chartext", "a\0b")
+    assert f"did you mean {pipe}?" in told("chartext", tmp_path / "pip.txt")
+    assert "a directory" in told("chartext", tmp_path)
 
 
 @pytest.mark.parametrize(

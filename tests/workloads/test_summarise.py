@@ -20,7 +20,7 @@ from workload_help import configured, evaluate, refused
 import ndd_profiles
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.factory_data import prepare
-from ndd_engine.workloads.interface import Settings, facts
+from ndd_engine.workloads.interface import Settings
 from ndd_engine.workloads.summarise import (
     DecoderSteps,
     EncodedSources,
@@ -168,16 +168,6 @@ def test_vocabulary_has_the_most_frequent_training_words(jsonl: Path) -> None:
     assert any("vocabulary" in note and "100" in note for note in wide.notes)
 
 
-def test_facts_count_what_is_trained_on(jsonl: Path) -> None:
-    config = configured({"name": "summarise", "data": str(jsonl), "target": 3}, micro=2, sequence=5)
-    found = facts(config)
-    assert found is not None
-    assert (found.train_items, found.eval_items, found.item, found.token) == (19, 1, "pair", "token")
-    assert found.tokens_per_item == 5 + 3
-    notes = pairs_of(5, 2, data=str(jsonl), target=3).notes
-    assert any("20 of 20" in note for note in notes) and not any("summaries" in note for note in notes)
-
-
 def test_all_mistakes_are_told_with_their_lines(tmp_path: Path) -> None:
     path = tmp_path / "pairs.jsonl"
     good = json.dumps({"source": "a b", "summary": "a"})
@@ -194,8 +184,6 @@ def test_all_mistakes_are_told_with_their_lines(tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_used(tmp_path: Path, jsonl: Path) -> None:
-    for name in (tmp_path / "nothing.jsonl", "bultin"):
-        assert "workload.data" in told(name)
     other = tmp_path / "pairs.csv"
     other.write_text("a,b\n")
     assert ".tsv" in told(other) and ".jsonl" in told(other)
