@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tomli
@@ -29,55 +30,34 @@ def sections() -> Iterator[tuple[str, type[BaseModel]]]:
             yield name, annotation
 
 
-def reread(config: Config, path: Path, **more: object) -> Config:
-    path.write_text(to_toml(config, **more), encoding="utf-8")  # type: ignore[arg-type]
+def reread(written: Config | str, path: Path) -> Config:
+    path.write_text(written if isinstance(written, str) else to_toml(written), encoding="utf-8")
     return read(path).resolve()
 
 
-@given(
-    data=TEXT,
-    lr=POSITIVE,
-    decay=st.floats(0, 10),
-    betas=st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)),
-    seed=st.integers(0, 2**63 - 1),
-    max_steps=st.none() | st.integers(1, 10**12),
-    workers=st.integers(0, 8),
-    prefetch=st.none() | st.integers(1, 8),
-    implementation=st.sampled_from(["auto", "fused", "foreach", "loop"]),
-    tf32=st.booleans(),
-    size=st.none() | st.sampled_from(["tiny", "mini", "guide"]),
-)
-def test_what_is_written_reads_back_equal(
-    tmp_path: Path,
-    data: str,
-    lr: float,
-    decay: float,
-    betas: tuple[float, float],
-    seed: int,
-    max_steps: int | None,
-    workers: int,
-    prefetch: int | None,
-    implementation: str,
-    tf32: bool,
-    size: str | None,
-) -> None:
-    workload = {"name": "chartext", "data": data}
-    config = Config.model_validate(
-        {
-            "run": {"epochs": 3, "seed": seed, "max_steps": max_steps},
-            "workload": workload if size is None else {**workload, "size": size},
-            "optimizer": {
-                "lr": lr,
-                "weight_decay": decay,
-                "betas": list(betas),
-                "implementation": implementation,
-            },
-            "loader": {"workers": workers, "prefetch": prefetch if workers else None},
-            "precision": {"tf32": tf32},
-        }
-    )
+CONFIGURATIONS = st.fixed_dictionaries({
+    "run": st.fixed_dictionaries({
+        "epochs": st.just(3), "seed": st.integers(0, 2**63 - 1), "max_steps": st.none() | st.integers(1, 10**12),
+    }),
+    "workload": st.fixed_dictionaries(
+        {"name": st.just("chartext"), "data": TEXT}, optional={"size": st.sampled_from(["tiny", "mini", "guide"])}
+    ),
+    "optimizer": st.fixed_dictionaries({
+        "lr": POSITIVE, "weight_decay": st.floats(0, 10),
+        "betas": st.lists(st.floats(0, 0.999), min_size=2, max_size=2),
+        "implementation": st.sampled_from(["auto", "fused", "foreach", "loop"]),
+    }),
+    "loader": st.fixed_dictionaries({"workers": st.just(0)})
+    | st.fixed_dictionaries({"workers": st.integers(1, 8), "prefetch": st.none() | st.integers(1, 8)}),
+    "precision": st.fixed_dictionaries({"tf32": st.booleans()}),
+})  # fmt: skip
+
+
+@given(CONFIGURATIONS)
+def test_what_is_written_reads_back_equal(tmp_path: Path, values: dict[str, Any]) -> None:
+    config = Config.model_validate(values)
     again = reread(config, tmp_path / "run.toml")
-    if size is None:
+    if "size" not in values["workload"]:
         # A file without a size leaves it to the workload's default; everything else is as written.
         again = again.model_copy(update={"workload": again.workload.model_copy(update={"size": None})})
     assert again == config
@@ -106,11 +86,6 @@ def test_every_key_is_written_as_a_value_or_as_a_comment() -> None:
 # Only what differs.
 
 
-def again(text: str, path: Path) -> Config:
-    path.write_text(text)
-    return read(path).resolve()
-
-
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize(
     "sets",
@@ -126,7 +101,7 @@ def test_the_file_gives_the_same_configuration(workload: str, sets: tuple[str, .
     for size in [None, *draft.sizes]:
         wanted = draft.resolve(size)
         text = changed_toml(wanted, "Heading.", {"batch.micro": "because it fits"})
-        assert again(text, tmp_path / "new.toml") == wanted, text
+        assert reread(text, tmp_path / "new.toml") == wanted, text
         assert text.startswith("# Heading.") and "because it fits" in text
         assert len(text.splitlines()) < 30
         assert "refresh_hz" not in text and "[checkpoint]" not in text
@@ -163,7 +138,7 @@ def test_your_own_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     table = tomli.loads(text)
     assert table["workload"] == {"name": "my.nets:factory", "path": ["code"], "options": {"width": 3}}
     assert table["run"] == {"epochs": 2}
-    found = again(text, tmp_path / "new.toml")
+    found = reread(text, tmp_path / "new.toml")
     assert found.model_copy(update={"workload": wanted.workload}) == wanted
 
 
