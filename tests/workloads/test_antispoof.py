@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import pickle
 import struct
 import wave
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from workload_help import configured, refused
+from workload_help import ANTISPOOF, configured, refused
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError
@@ -40,9 +39,7 @@ from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import Settings, facts, problems
 from ndd_engine.workloads.problems import Problems
 
-TINY: dict[str, Any] = {
-    "name": "antispoof", "blocks": [1, 1, 1, 1], "channels": [16, 16, 32, 64], "dropout": 0.0, "clips": 24,
-}  # fmt: skip
+TINY = {**ANTISPOOF, "dropout": 0.0, "clips": 24}
 
 
 def clips_of(workload: Workload) -> SpeechClips:
@@ -123,19 +120,6 @@ def test_an_evaluation_of_one_kind_is_told() -> None:
     short = config.model_copy(update={"evaluate": config.evaluate.model_copy(update={"batches": 2})})
     assert evaluation_notes(Settings.of(config), clips) == []
     assert "evaluate.batches" in evaluation_notes(Settings.of(short), clips)[0]
-
-
-def test_gathered_batch_is_the_collated_batch() -> None:
-    clips = clips_of(prepare(configured(TINY, micro=4, sequence=6000)))
-    indices = torch.tensor([5, 0, 3, 5])
-    collated = torch.utils.data.default_collate([clips[index] for index in indices.tolist()])
-    gathered = clips.batch(indices)
-    assert all(torch.equal(left, right) for left, right in zip(collated, gathered, strict=True))
-    # As on a GPU, which transforms all at once.
-    assert torch.allclose(clips.log_mel(clips.waves(indices)), collated[0], atol=1e-4)
-    moved = pickle.loads(pickle.dumps(clips)).to(torch.device("cpu"))
-    assert torch.equal(moved.batch(indices)[0], gathered[0])
-    assert clips.nbytes >= 2 * len(clips.samples) and clips.samples.dtype == torch.int16
 
 
 def test_augmentation_differs_by_epoch_and_item_and_repeats() -> None:

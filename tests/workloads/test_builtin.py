@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 import random
 import subprocess
 import sys
@@ -15,29 +16,18 @@ import pytest
 import torch
 from tests.tiers import few
 from torch.utils.data import default_collate
-from workload_help import configured, evaluate, told, train
+from workload_help import ANTISPOOF, SUMMARISE, configured, evaluate, made, told, train
 
 from ndd_engine import run_training
 from ndd_engine.config import read
 from ndd_engine.workloads.antispoof import SeResNet
-from ndd_engine.workloads.base import Workload, parameter_count
+from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.chartext import NextCharacterModel, ScoreModel, Size
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import facts
 
 TINY_TEXT: dict[str, Any] = {"name": "chartext", "layers": 2, "heads": 2, "width": 32, "dropout": 0.0}
 SHORT_TEXT = {**TINY_TEXT, "max_characters": 20_000}
-ANTISPOOF: dict[str, Any] = {
-    "name": "antispoof", "blocks": [1, 1, 1, 1], "channels": [16, 16, 32, 64], "dropout": 0.1, "clips": 240,
-}  # fmt: skip
-SUMMARISE: dict[str, Any] = {
-    "name": "summarise", "embedding": 24, "hidden": 32, "layers": 1, "vocabulary": 500, "target": 24, "pairs": 400,
-}  # fmt: skip
-
-
-def made(section: dict[str, Any], micro: int, sequence: int) -> Workload:
-    torch.manual_seed(1)
-    return prepare(configured(section, micro=micro, sequence=sequence))
 
 
 # Workload -> section, (item, token), metrics with the headline first.
@@ -95,6 +85,30 @@ def test_facts_names_and_metric(name: str) -> None:
         assert found["bits_per_char"] == pytest.approx(found["loss"] / math.log(2))
 
 
+@pytest.mark.parametrize(
+    ("section", "sequence"),
+    [
+        ({**ANTISPOOF, "clips": 24}, 6000),
+        ({**SUMMARISE, "pad": "longest"}, 48),
+        ({**SUMMARISE, "pad": "full"}, 48),
+    ],
+)
+def test_gathered_batches_are_the_collated_ones(section: dict[str, Any], sequence: int) -> None:
+    workload = made(section, 8, sequence)
+    data: Any = workload.train_data
+    picked = [5, 0, len(data) - 1, 5]
+    collated = (workload.collate or default_collate)([data[index] for index in picked])
+    # Loader processes are sent a copy, and a GPU as well.
+    sent = pickle.loads(pickle.dumps(data)).to(torch.device("cpu"))
+    for each in (data, sent):
+        assert all(map(torch.equal, each.batch(torch.tensor(picked)), collated))
+    assert data.nbytes == sent.nbytes > 0
+    with pytest.raises(IndexError):
+        data[len(data)]
+    if section.get("pad") == "full":
+        assert [part.shape[1] for part in collated] == [48, 48, 24, 24]
+
+
 @pytest.mark.parametrize("workload", ["chartext", "eeg", "antispoof", "finetune", "summarise"])
 def test_data_that_is_not_there_is_named(tmp_path: Path, workload: str) -> None:
     for data in (tmp_path / "no" / "x.csv", "a\0b", "~nobody-of-this-name/x.csv", "x" * 5000):
@@ -145,6 +159,7 @@ def test_next_character_beats_the_unigram_entropy(text_file: Path, sentences: st
     assert evaluate(workload)["bits_per_char"] < unigram_entropy(sentences) - 1.5 < before
 
 
+@pytest.mark.long
 def test_diffusion_beats_the_unigram_entropy(tmp_path: Path) -> None:
     """On lines of one repeated letter, where every neighbour tells.
 

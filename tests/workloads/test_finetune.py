@@ -70,17 +70,11 @@ def own(path: Path, *sets: str) -> tuple[str, ...]:
     return (f"workload.data={path}", "workload.examples=2", "workload.eval_examples=1", *sets)
 
 
-# The workload.
+# Items and batches.
 
 
 def items(workload: Workload) -> list[Tensor]:
     return [workload.train_data[index] for index in range(len(workload.train_data))]  # type: ignore[arg-type]
-
-
-# The model.
-
-
-# Items and batches.
 
 
 def test_an_item_is_the_beginning_of_its_encoded_text() -> None:

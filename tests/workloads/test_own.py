@@ -9,9 +9,9 @@ import pytest
 import torch
 from own_help import PLAIN, Prepare, giving, mistakes
 from torch.utils.data import default_collate
+from workload_help import configured
 
 from ndd_engine.config import read, to_toml
-from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError
 from ndd_engine.workloads.base import MeanLoss
 from ndd_engine.workloads.factory_data import prepare
@@ -137,18 +137,13 @@ def test_own_forward_metric_words_and_parts(own: Prepare) -> None:
 
 def test_weights_depend_on_the_seed_alone(own: Prepare) -> None:
     source = "torch.randn(7)\n" + PLAIN  # what a module draws when it is imported must not count
-    name_and_weights = []
+    found = []
     for _ in range(2):
         torch.manual_seed(99)
         workload = own(source)
-        again = prepare(
-            Config.model_validate(
-                {"run": {"epochs": 1}, "workload": {"name": workload.name}, "batch": {"micro": 4}}
-            )
-        )
-        name_and_weights += [workload.model.state_dict(), again.model.state_dict()]
-    first = name_and_weights[0]
-    assert all(torch.equal(first[key], other[key]) for other in name_and_weights for key in first)
+        again = prepare(configured({"name": workload.name}, micro=4))
+        found += [workload.model.state_dict(), again.model.state_dict()]
+    assert all(torch.equal(found[0][key], other[key]) for other in found for key in found[0])
 
 
 # Options.

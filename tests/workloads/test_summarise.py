@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -15,17 +14,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from workload_help import configured, evaluate, refused
+from workload_help import SUMMARISE, configured, evaluate, made, refused
 
 import ndd_profiles
 from ndd_engine.workloads.base import Workload
-from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import Settings
 from ndd_engine.workloads.summarise import (
     DecoderSteps,
     EncodedSources,
     Padder,
-    PairDataset,
     Pairs,
     Pointer,
     PointerGenerator,
@@ -201,35 +198,8 @@ def test_files_that_cannot_be_used(tmp_path: Path, jsonl: Path) -> None:
 # Batches and the metric.
 
 
-TINY: dict[str, Any] = {
-    "name": "summarise", "embedding": 24, "hidden": 32, "layers": 1, "vocabulary": 500, "target": 24, "pairs": 500,
-}  # fmt: skip
-
-
-def make(sequence: int = 48, micro: int = 8, **section: Any) -> Workload:
-    torch.manual_seed(1)
-    return prepare(configured({**TINY, **section}, micro=micro, sequence=sequence))
-
-
-@pytest.mark.parametrize("pad", ["longest", "full"])
-def test_gathered_batches_are_the_collated_ones(pad: str) -> None:
-    workload = make(pad=pad)
-    data = workload.train_data
-    assert isinstance(data, PairDataset) and workload.collate is not None
-    picked = [5, 0, len(data) - 1, 7]
-    collated = workload.collate([data[index] for index in picked])
-    for left, right in zip(collated, data.batch(torch.tensor(picked)), strict=True):
-        assert left.dtype == right.dtype == torch.int64 and torch.equal(left, right)
-    if pad == "full":
-        assert [part.shape[1] for part in collated] == [48, 48, 24, 24]
-    moved = data.to(torch.device("cpu"))
-    assert all(map(torch.equal, moved.batch(torch.tensor(picked)), collated))
-    assert data.nbytes == moved.nbytes > 0
-    with pytest.raises(IndexError):
-        data[len(data)]
-    # Loader processes are sent both.
-    again = pickle.loads(pickle.dumps((data, workload.collate)))
-    assert all(map(torch.equal, again[1]([again[0][index] for index in picked]), collated))
+def make(**section: Any) -> Workload:
+    return made({**SUMMARISE, **section}, 8, 48)
 
 
 def test_items_say_what_their_unknown_words_are() -> None:

@@ -18,10 +18,22 @@ from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import facts, problems
 
+ANTISPOOF: dict[str, Any] = {
+    "name": "antispoof", "blocks": [1, 1, 1, 1], "channels": [16, 16, 32, 64], "dropout": 0.1, "clips": 240,
+}  # fmt: skip
+SUMMARISE: dict[str, Any] = {
+    "name": "summarise", "embedding": 24, "hidden": 32, "layers": 1, "vocabulary": 500, "target": 24, "pairs": 400,
+}  # fmt: skip
+
 
 def configured(workload: dict[str, Any], seed: int = 1337, **batch: int) -> Config:
     """The section of a workload and of the batch, with the other values at their defaults."""
     return Config.model_validate({"run": {"epochs": 1, "seed": seed}, "workload": workload, "batch": batch})
+
+
+def made(section: dict[str, Any], micro: int, sequence: int) -> Workload:
+    torch.manual_seed(1)
+    return prepare(configured(section, micro=micro, sequence=sequence))
 
 
 def refused(config: Config) -> str:
