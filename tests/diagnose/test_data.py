@@ -191,6 +191,20 @@ def test_a_stream_gets_one_worker_and_quick_batches_get_none() -> None:
 # Workers and epochs.
 
 
+@pytest.mark.parametrize(
+    ("persistent", "passes", "cause"),
+    [(False, 0, "worker-restart"), (True, 5, "short-epochs"), (True, 0, "data-wait")],
+)
+def test_epochs_that_begin_late_are_those_of_new_workers_or_short(
+    persistent: bool, passes: int, cause: str
+) -> None:
+    loader = {"workers": 2, "persistent": persistent}
+    found = waiting(loader, phases=RESTARTS, window={"passes": passes})
+    assert {"worker-restart", "short-epochs", "data-wait"} & set(found) == {cause}
+    assert cause != "worker-restart" or found[cause].sets == ("loader.persistent=true",)
+    assert cause != "short-epochs" or "4 steps" in found[cause].title
+
+
 @pytest.mark.parametrize("sampler", ["RandomSampler", "SequentialSampler"])
 def test_an_iterator_for_each_batch(sampler: str) -> None:
     facts, loader = {"wasted": ["train.py", 30], "sampler": sampler}, {"workers": 2, "persistent": False}

@@ -43,8 +43,9 @@ def append(run: RunDir, *items: Event | RunState) -> None:
 
 
 def test_a_log_is_followed_as_it_grows(run: RunDir, owned: RunLock) -> None:
-    append(run, run_event(), window(1, loss=4.0))
     reader = RunReader(run)
+    assert not reader.poll() and reader.snapshot().status == "preparing"  # no log yet
+    append(run, run_event(), window(1, loss=4.0))
     assert reader.poll()
     assert (reader.snapshot().step, reader.snapshot().status) == (1, "training")
     before = reader.snapshot()

@@ -163,6 +163,8 @@ def test_vocabulary_has_the_most_frequent_training_words(jsonl: Path) -> None:
     # The 20th pair is kept for evaluation: its number is no training word.
     assert set(wide.vocabulary.words) == {"the", "cat", "number", "sees", "a", "dog", *map(str, range(19))}
     assert any("vocabulary" in note and "100" in note for note in wide.notes)
+    cut = pairs_of(5, 2, data=str(jsonl), target=3).notes
+    assert any("20 of 20" in note for note in cut) and not any("summaries" in note for note in cut)
 
 
 def test_all_mistakes_are_told_with_their_lines(tmp_path: Path) -> None:
