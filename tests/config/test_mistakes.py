@@ -52,6 +52,7 @@ def test_an_unknown_key_suggests_another(item: str, key: str, meant: str) -> Non
     ("item", "allowed"),
     [
         ("optimizer.name=adamm", "'adamw'"),
+        ("optimizer.name=none", "'adamw'"),
         ("run.preset=quickest", "'balanced'"),
         ("speed.compile=fast", "'max-autotune'"),
         ("speed.attention=sdpa", "'flash'"),
@@ -130,12 +131,7 @@ def test_an_unknown_workload_suggests_and_still_checks_the_rest(toml: Path) -> N
 
 def test_size_auto_is_refused_where_nothing_says_how_to_decide_it() -> None:
     found = only(sets=("workload.name=eeg", "workload.size=auto"))
-    assert found.key == "workload.size" and (found.allowed or "").split(", ") == [
-        "guide",
-        "large",
-        "lstm",
-        "gru",
-    ]
+    assert found.key == "workload.size" and found.allowed == "guide, large, lstm, gru"
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "-inf"])
@@ -146,12 +142,15 @@ def test_numbers_have_to_be_finite(key: str, value: str) -> None:
     assert only(sets=(f"{key}={value}",)).key == key
 
 
+def test_a_configuration_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        read().resolve().batch.micro = 3
+
+
 @pytest.mark.parametrize("item", ["batch.micro", "=3", "micro=3", ".micro=3", "batch.=3", "", "batch={}"])
 def test_a_set_that_cannot_be_read_shows_how_it_is_written(item: str) -> None:
     assert "section.key=value" in str(only(sets=(item,)))
-
-
-def test_a_key_as_value_and_as_section() -> None:
+    # A key as a value and as a section.
     assert "batch.micro" in str(only(sets=("batch.micro=3", "batch.micro.x=4")))
 
 

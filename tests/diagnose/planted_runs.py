@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -31,7 +31,7 @@ from ndd_engine.record.state import RunState
 from tests import records
 
 MS = 1_000_000
-GIB = 1 << 30
+GIB, MB = 1 << 30, 1 << 20
 # A step of 20 ms in which nothing but the model costs anything.
 HEALTHY = {
     "data_wait": 0.2, "forward": 7.0, "loss": 0.5, "backward": 11.5, "optimizer": 0.4, "zero_grad": 0.1, "log": 0.1,
@@ -271,3 +271,68 @@ def saving(used: int, step: int = 140) -> list[Event]:
 def evaluating(used: int, step: int = 140) -> list[Event]:
     """A short evaluation during which so many megabytes are in use."""
     return [SampleEvent(None, cores(1.9, 1.9, rss_bytes=used << 20)), *evaluated(40.0, step)]
+
+
+GPU_STEP = {
+    "to_device": 0.2,
+    "forward": 7.0,
+    "loss": 0.5,
+    "backward": 11.5,
+    "optimizer": 0.4,
+    "log": 0.1,
+    "other": 0.1,
+}
+GPU_HOST = cores(1.2, 1.1, usable=16.0)
+GPU_RUN = {"usable_cores": 16.0, "threads": 16}
+
+
+def script(
+    facts: Mapping[str, Any] | None = None,
+    loader: Mapping[str, Any] | None = None,
+    run: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Planted:
+    """A script that is only observed, without a fault. facts: more of what is known of it. loader: its settings."""
+    config: dict[str, Any] = {
+        "script": {"command": ["python", "train.py"], **(facts or {})}, "batch": {"accumulation": 1, "micro": 8},
+    }  # fmt: skip
+    if loader is not None:
+        config["loader"] = loader
+    return Planted(run={"config": config, **(run or {})}, **more)
+
+
+def gpu(**changes: Any) -> Planted:
+    """A healthy run on a GPU."""
+    body: dict[str, Any] = {
+        "phases": healthy(to_device=0.1), "device": GPU_STEP, "gpu": NVML, "host": GPU_HOST, "run": GPU_RUN,
+        "sets": ("precision.amp=bf16",), "baseline": alone(threads=16),
+    }  # fmt: skip
+    body |= changes
+    if "precision" not in body["run"]:
+        body["run"] = {**body["run"], "precision": "bf16"}
+    return Planted(**body)
+
+
+def capture(
+    method: str = "operators", launches: int = 300, convolution_ns: int = 0, **idle: int
+) -> KernelsEvent:
+    """A profiler capture of 100 ms; idle: cause -> milliseconds."""
+    causes = {name.replace("_", " "): ms * 10**6 for name, ms in idle.items()}
+    busy = 100_000_000 - sum(causes.values())
+    return KernelsEvent(method, 200, 5, 100_000_000, busy, 0, causes, launches, convolution_ns=convolution_ns)
+
+
+def memory(**changes: Any) -> MemoryEvent:
+    """8 of 80 GiB used."""
+    body: dict[str, Any] = {
+        "allocated_bytes": 6 << 30, "reserved_bytes": 8 << 30, "peak_allocated_bytes": 7 << 30,
+        "peak_reserved_bytes": 8 << 30, "growth_bytes": 1 << 30, "retries": 0, "ooms": 0, "free_bytes": 70 << 30,
+        "total_bytes": 80 << 30, "others_bytes": None,
+    }  # fmt: skip
+    return MemoryEvent(**{**body, **changes})
+
+
+def own(**changes: Any) -> Planted:
+    """A healthy run of a user's own workload, whose forward and backward keep the same pace."""
+    found = profiled(("forward", "my/model.py", 10, "Net.forward", 0.5))
+    return replace(Planted(workload="my.model:make", work=work(), functions=found), **changes)

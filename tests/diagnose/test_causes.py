@@ -1,42 +1,61 @@
-"""Every cause is named where it is planted, and not where a run only looks similar."""
+"""Every cause is named where it is planted, not where a run only looks similar, and not without its signals."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
 import pytest
-from cases import PAIRS
-from pairs import Pair, gpu, own
-from planted_runs import Planted, alone, cores, data, healthy, work
+from cases import PAIRS, Pair
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from planted_runs import (
+    Planted,
+    alone,
+    cores,
+    data,
+    files,
+    gpu,
+    healthy,
+    own,
+    profiled,
+    script,
+    work,
+)
+from record_help import event_sequences, folded
 
-from ndd_engine.diagnose import CAUSES
+from ndd_engine.diagnose import CAUSES, diagnose
+from ndd_engine.record.events import MarkEvent
+from ndd_engine.record.snapshot import Headroom, Idle, Snapshot, TimeLeft, Totals
+from ndd_engine.record.state import RunState
 
-# Findings about settings and about the run as a whole; they have tests of their own.
-# Of scripts: see test_script.py; of several ranks: see test_rank_findings.py.
+# Findings about the run as a whole, of scripts and of several ranks; they have tests of their own.
 ELSEWHERE = {
     "too-short", "healthy", "no-effect", "slow-function", "gpu-unseen", "straggler", "exchange", "skew",
     "iterator-restart", "repeated-items", "data-parallel",
 }  # fmt: skip
+each_pair = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.id)
+
+# Planted.
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.id)
+@each_pair
 def test_the_planted_cause_is_the_verdict(pair: Pair) -> None:
     found = pair.guilty.verdict()
     assert found.cause == pair.cause, [(item.cause, item.ceiling) for item in pair.guilty.found()]
-    assert found.title
-    assert found.evidence
-    assert found.changes
+    assert found.title and found.evidence and found.changes
+    # It proposes the edit that takes it away.
+    assert found.sets == pair.sets or not pair.sets
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.id)
+@each_pair
 def test_its_innocent_twin_is_not_accused(pair: Pair) -> None:
     assert pair.cause not in pair.innocent.causes()
 
 
-@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair.sets], ids=lambda pair: pair.id)
-def test_it_proposes_the_edit_that_takes_it_away(pair: Pair) -> None:
-    assert pair.guilty.verdict().sets == pair.sets
-
-
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.id)
+@each_pair
 def test_a_ceiling_is_a_bound_of_a_gain(pair: Pair) -> None:
     for item in pair.guilty.found():
         assert item.ceiling is None or item.ceiling >= 1
@@ -46,68 +65,228 @@ def test_a_ceiling_is_a_bound_of_a_gain(pair: Pair) -> None:
             assert item.ceiling == pytest.approx(1 / max(1 - item.share, 0.01))
 
 
-def test_every_cause_is_planted_once() -> None:
+def test_every_cause_is_planted_once_and_one_wait_has_one_cause() -> None:
     assert {pair.cause for pair in PAIRS} | ELSEWHERE == set(CAUSES)
-
-
-@pytest.mark.parametrize("workload", ["antispoof", "chartext", "finetune", "eeg", "summarise"])
-def test_a_healthy_run_is_called_healthy(workload: str) -> None:
-    run = Planted(workload, loader=data(), baseline=alone(), work=work(), host=cores(1.95, 1.9))
-    (found,) = run.found()
-    assert found.cause == "healthy"
-    assert "95 %" in found.title
-    assert found.ceiling is None
-
-
-def test_a_healthy_run_on_a_gpu_is_called_healthy() -> None:
-    (found,) = gpu().found()
-    assert found.cause == "healthy"
-
-
-def test_an_own_workload_is_called_healthy() -> None:
-    (found,) = own(loader=data(), baseline=alone()).found()
-    assert found.cause == "healthy"
-
-
-LOOKS_GUILTY = {
-    "losses read every step": ["log.every_steps=1"],
-    "a loop for an optimizer": ["optimizer.implementation=loop"],
-    "no workers": ["loader.workers=0"],
-    "clipping": ["clip.max_norm=0.5"],
-    "no pinned memory": ["loader.pin_memory=false"],
-    "items encoded again": ["loader.cache=false"],
-    "deterministic": ["speed.deterministic=true"],
-    "checkpoints by the step": ["checkpoint.every_steps=5"],
-    "evaluations by the step": ["evaluate.every_steps=5"],
-    "accumulation": ["batch.micro=2", "batch.accumulation=16"],
-}
-
-
-@pytest.mark.parametrize("sets", LOOKS_GUILTY.values(), ids=LOOKS_GUILTY)
-def test_a_setting_is_never_named_because_it_is_set(sets: list[str]) -> None:
-    run = Planted("summarise", sets, loader=data(), baseline=alone(), work=work(), host=cores(1.95, 1.9))
-    assert run.causes() == ["healthy"]
-
-
-def test_a_cause_within_the_noise_is_not_named() -> None:
-    # One long first window, in which the workers started, and none after it.
-    steady = Planted(phases=healthy(data_wait=0.1), loader=None)
-    events = steady.events()
-    odd = [index for index, (_, event) in enumerate(events) if event.type == "window"][-3]
-    slow = Planted(phases=healthy(data_wait=300.0)).window_event(0, 1)
-    from ndd_engine.diagnose import diagnose
-    from ndd_engine.record.state import RunState
-
-    state = RunState()
-    for index, (t, event) in enumerate(events):
-        state.fold(t, slow if index == odd else event)
-    wait = next(phase for phase in state.snapshot().phases if phase.name == "data_wait")
-    assert wait.share > 0.3
-    assert [item.cause for item in diagnose(state.snapshot())] == ["healthy"]
-
-
-def test_one_wait_has_one_cause() -> None:
     waits = {"item-collate", "in-memory-workers", "worker-restart", "short-epochs", "slow-storage", "many-workers",
              "on-the-fly", "few-workers", "data-wait"}  # fmt: skip
     for pair in PAIRS:
         assert len(waits & set(pair.guilty.causes())) <= 1
+
+
+# Alike.
+
+USUAL = {"loader": data(), "baseline": alone(), "work": work(), "host": cores(1.95, 1.9)}
+CHANGING, FULL = files(epochs_differ=True), cores(2.0, 2.0)
+NEIGHBOUR = [{"pid": 9, "name": "make", "cores": 0.9}]
+# What a run looks like, the run, and its causes.
+ALIKE: dict[str, tuple[Planted, list[str]]] = {
+    **{f"a healthy {name}": (Planted(name, **USUAL), ["healthy"]) for name in ("antispoof", "eeg", "finetune")},  # type: ignore[arg-type]
+    "a healthy run on a GPU": (gpu(), ["healthy"]),
+    "a healthy own workload": (own(loader=data(), baseline=alone()), ["healthy"]),
+    # A setting is never named because it is set.
+    **{
+        setting: (Planted("summarise", setting.split(), **USUAL), ["healthy"])  # type: ignore[arg-type]
+        for setting in (
+            "log.every_steps=1", "optimizer.implementation=loop", "loader.workers=0", "clip.max_norm=0.5",
+            "loader.pin_memory=false", "loader.cache=false", "speed.deterministic=true", "checkpoint.every_steps=5",
+            "evaluate.every_steps=5", "batch.micro=2 batch.accumulation=16",
+        )
+    },
+    # Without windows enough for an error, a share has to be large.
+    "a small share of two windows": (Planted(phases=healthy(data_wait=2.0), windows=2, steps=60), ["healthy"]),
+    "a large one": (Planted(phases=healthy(data_wait=9.0), windows=2, steps=60), ["data-wait"]),
+    "a single measurement before training": (
+        Planted(run={"threads": 8}, host=cores(1.9, 1.9), baseline=alone(threads=8, runs=1, by_threads=[[2.0, 5e6]])),
+        ["healthy"],
+    ),
+    "threads without a measurement of others": (Planted(run={"threads": 8}, baseline=alone(threads=8)), ["healthy"]),
+    "one thread without it": (Planted(run={"threads": 1}, baseline=alone(threads=1)), ["healthy"]),
+    "one thread where others use the cores": (
+        Planted(run={"threads": 1}, baseline=alone(threads=1, by_threads=[[2.0, 10e6]]), host=FULL), ["healthy"],
+    ),
+    "a wait where no core is free for workers": (
+        Planted(phases=healthy(data_wait=32.0), sets=["loader.workers=1"], loader=CHANGING, host=FULL), ["data-wait"],
+    ),
+    "items that do not fit in memory": (
+        Planted(
+            phases=healthy(data_wait=32.0), loader=files(batch_bytes=32 << 20, items=20_000), host=cores(1.2, 1.1)
+        ),
+        ["few-workers"],
+    ),
+    "items that do": (Planted(phases=healthy(data_wait=32.0), loader=files(), host=cores(1.2, 1.1)), ["on-the-fly"]),
+    "workers of data in memory beside another process": (
+        Planted(
+            sets=["loader.workers=2"], loader=data(), baseline=alone(micro_ns=12e6),
+            host=cores(2.0, 1.1, neighbours=NEIGHBOUR),
+        ),
+        ["neighbour-cores"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_run_that_only_looks_like_it(name: str) -> None:
+    run, causes = ALIKE[name]
+    assert run.causes() == causes
+
+
+def test_a_cause_within_the_noise_is_not_named() -> None:
+    """One long window, in which the workers started, and none after it."""
+    events = Planted(phases=healthy(data_wait=0.1)).events()
+    odd = [index for index, (_, event) in enumerate(events) if event.type == "window"][-3]
+    slow = Planted(phases=healthy(data_wait=300.0)).window_event(0, 1)
+    state = RunState()
+    for index, (t, event) in enumerate(events):
+        state.fold(t, slow if index == odd else event)
+    assert next(phase.share for phase in state.snapshot().phases if phase.name == "data_wait") > 0.3
+    assert [item.cause for item in diagnose(state.snapshot())] == ["healthy"]
+
+
+def test_settings_that_are_off_are_proposed_where_nothing_is_wrong() -> None:
+    usual = Planted("chartext", **USUAL).verdict()  # type: ignore[arg-type]
+    assert "95 %" in usual.title and usual.ceiling is None
+    changes = Planted(sets=["speed.compile=off", "speed.flush_denormal=false"]).verdict().changes
+    assert {change.sets for change in changes} == {("speed.compile=default",), ("speed.flush_denormal=true",)}
+    assert not Planted(sets=["speed.compile=default", "speed.flush_denormal=true"]).verdict().changes
+
+
+# Without signals.
+
+# Of the parts of a snapshot that are events, what may be null inside.
+HOLES = {
+    "loader": ("encoded", "batch_bytes", "item_ns", "item_cpu_ns", "collate_ns", "gather_ns"),
+    "baseline": ("other_micro", "other_ns", "threads", "operations"),
+    "work": ("flops_per_step", "bytes_per_step", "flops_forward", "peak_tflops"),
+    "memory": ("growth_bytes", "free_bytes", "total_bytes", "others_bytes"),
+    "run": ("gpu", "token", "threads", "usable_cores"),
+    "cores": ("throttled",),
+}
+EMPTY: dict[str, Any] = {
+    "headroom": Headroom(None, None, None, None, None, None, "host"), "idle": Idle(None, "host", ()),
+    "left": TimeLeft(), "totals": Totals(), "phases": (), "settings": (), "marks": (), "trials": (),
+    "memory_trend": (), "rate_trend": (),
+}  # fmt: skip
+OPTIONAL = (
+    "run", "step_ns", "steps_per_s", "items_per_s", "started_t", "preparing_t", "t", "sample", "memory", "work",
+    "micro_steps", "loader", "baseline", "kernels", "stacks", "functions", "cores", "grad_norm", "loss",
+)  # fmt: skip
+PARTS = [*OPTIONAL, *EMPTY, *(f"{part}.{name}" for part, names in HOLES.items() for name in names)]
+# Without the signal that distinguishes two explanations of a symptom, the other one is reported.
+SECOND = {
+    "dense-embedding": ("optimizer",),
+    "slow-storage": ("on-the-fly",),
+    "many-workers": ("few-workers", "on-the-fly"),
+    "on-the-fly": ("few-workers",),
+    "neighbour-cores": ("few-threads",),
+    "denormals": ("optimizer",),
+}
+
+
+def holed(snapshot: Snapshot, names: list[str]) -> Snapshot:
+    """Without these parts: "loader", or "loader.item_ns" inside of it."""
+    for name in names:
+        part, _, inner = name.partition(".")
+        value = getattr(snapshot, part)
+        if not inner:
+            snapshot = replace(snapshot, **{part: EMPTY.get(part)})
+        elif value is not None:
+            snapshot = replace(snapshot, **{part: replace(value, **{inner: None})})
+    return snapshot
+
+
+@each_pair
+def test_without_a_signal_nothing_breaks_and_nothing_new_is_said(pair: Pair) -> None:
+    whole = pair.guilty.snapshot()
+    known = {item.cause for item in diagnose(whole)}
+    for part in PARTS:
+        found = diagnose(holed(whole, [part]))
+        assert found
+        # A cause that needs the signal falls silent; for data, the cause without a reason may take its place.
+        extra = {item.cause for item in found} - known
+        if part == "sample" and "launch-bound" in extra:
+            # Without NVML nothing tells whether the GPU waits within the model: that is a question, not a finding.
+            (asked,) = [item for item in found if item.cause == "launch-bound"]
+            assert asked.confidence == "possible" and asked.ceiling is None
+            extra.remove("launch-bound")
+        assert extra <= {"healthy", "gpu-idle", "too-short", "data-wait", *SECOND.get(pair.cause, ())}, part
+
+
+@given(st.sampled_from(PAIRS), st.lists(st.sampled_from(PARTS), max_size=8))
+def test_any_signals_may_be_missing_at_once(pair: Pair, parts: list[str]) -> None:
+    for item in diagnose(holed(pair.guilty.snapshot(), parts)):
+        assert item.cause in CAUSES
+        assert item.ceiling is None or item.ceiling >= 1
+
+
+@settings(max_examples=50)
+@given(st.data())
+def test_whatever_is_recorded_is_diagnosed(draws: st.DataObject) -> None:
+    found = diagnose(folded(*draws.draw(event_sequences())).snapshot())
+    assert found and all(item.cause in CAUSES and item.title for item in found)
+
+
+# In each kind of run.
+
+PAGE = Path(__file__).parents[2] / "docs" / "diagnosis.md"
+ROW = re.compile(r"^\| `([a-z0-9-]+)` \| (yes|no) \| (yes|no) \| (.*?) ?\|$", re.MULTILINE)
+# Cause -> (own model, script, why not).
+TABLE = {
+    cause: (of_own == "yes", of_script == "yes", why)
+    for cause, of_own, of_script, why in ROW.findall(PAGE.read_text("utf-8"))
+}
+# Verdicts about the run as a whole; and what follows from the windows of all ranks, which are the same for every run.
+NO_FAULTS, OF_RANKS = {"too-short", "healthy"}, {"straggler", "exchange", "skew"}
+LOGGED = ("train.py", 17, "Net.training_step", "LightningModule.log", "lightning", 12, 7_000_000, "other")
+TABLES = [("Net.table", "Embedding", 100_000, 64, 512, 0.9, "Adam")]
+BATCHES = [[2, 0, 5], [3, 1, 5], [4, 0, 6], [5, 1, 6]]
+# Faults that look different in a script.
+OF_SCRIPTS = {
+    "anomaly": script({"anomaly": True}),
+    "clip": Planted(phases=healthy(clip=8.0)),
+    "data-parallel": script({"data_parallel": 4}),
+    "retain-graph": script({"retains": ["train.py", 9]}),
+    "dense-embedding": Planted(phases=healthy(optimizer=12.0), functions=replace(profiled(), tables=TABLES)),
+    "iterator-restart": script(
+        {"wasted": ["train.py", 9]}, window={"passes": 20},
+        phases=healthy(**{"data_wait": 12.0, "data_wait/first_batch": 8.0}),
+    ),
+    "repeated-items": script({"dataset": "Clips", "batches": BATCHES}, {"workers": 2}),
+    # It ends after these steps, 4.8 s.
+    "compile-cost": Planted(
+        marks=[MarkEvent("compile", 0, "", {"seconds": 2.0, "graphs": 2})], run={"total_steps": 240}
+    ),
+    "many-workers": Planted(
+        phases=healthy(data_wait=20.0), sets=["loader.workers=8"], host=cores(1.9, 1.9), run={"threads": 1}
+    ),
+    "logging": Planted(phases=healthy(other=8.0), functions=replace(profiled(), calls=[LOGGED])),
+    "user-code": Planted(phases=healthy(other=8.0)),
+}  # fmt: skip
+
+
+def as_script(run: Planted) -> Planted:
+    """The same run with only those facts that the observer of a script records."""
+    config = run.run_event().config
+    known = {
+        "script": {"command": ["python", "train.py"], "loader": ["train.py", 12], "by_item": True},
+        "loader": {name: config["loader"][name] for name in ("workers", "pin_memory", "prefetch", "persistent")},
+        "optimizer": {"implementation": config["optimizer"]["implementation"]},
+        "speed": {"cudnn_benchmark": config["speed"]["cudnn_benchmark"]}, "batch": config["batch"],
+    }  # fmt: skip
+    told = {**run.run, "config": known, "precision": "", "workload": "train.py"}
+    return replace(run, run=told, loader=None, baseline=None, work=None, settings=())
+
+
+def test_the_page_says_of_each_cause_which_runs_have_it() -> None:
+    assert set(TABLE) == set(CAUSES) - NO_FAULTS
+    assert all((of_own and of_script) or why for of_own, of_script, why in TABLE.values())
+    planted = {pair.cause for pair in PAIRS} | {"slow-function", "no-effect"} | OF_RANKS
+    assert planted == {cause for cause, (of_own, _, _) in TABLE.items() if of_own}
+
+
+@pytest.mark.parametrize("cause", sorted(set(TABLE) - OF_RANKS - {"slow-function"}))
+def test_a_script_has_the_causes_that_the_page_says(cause: str) -> None:
+    planted = [pair.guilty for pair in PAIRS if pair.cause == cause]
+    alike = [OF_SCRIPTS[cause]] if cause in OF_SCRIPTS else planted
+    runs = [run if "script" in run.run.get("config", {}) else as_script(run) for run in alike]
+    found = {name for run in runs for name in run.causes()}
+    assert (cause in found) == TABLE[cause][1], found

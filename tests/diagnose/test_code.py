@@ -1,4 +1,4 @@
-"""What the user's own code calls: logging, libraries and waits in a step, and where the time of an evaluation goes."""
+"""The user's own code: slow functions, what they call (logging, libraries, waits), and what evaluations call."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from cases import OWN_LOOP
 from hypothesis import given
 from hypothesis import strategies as st
-from planted_runs import HEALTHY, MS, Planted, beside, cores, evaluated, healthy, profiled
+from planted_runs import HEALTHY, MS, Planted, beside, cores, evaluated, healthy, own, profiled, script
 
 from ndd_console.words.finding import finding_line
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.diagnose.view import View
-from ndd_engine.record.events import FunctionsEvent
-
-SCRIPT = {"config": {"script": {"command": ["python", "train.py"]}, "batch": {"accumulation": 1, "micro": 8}}}
+from ndd_engine.record.events import FunctionsEvent, StacksEvent
 
 
 def called(
@@ -24,9 +23,9 @@ def called(
     return ("/me/train.py", 17, name, function, library, calls, round(ms * MS), phase)
 
 
-def script(other: float, *calls: Any, functions: FunctionsEvent | None = None, **more: Any) -> Planted:
+def calling(other: float, *calls: Any, functions: FunctionsEvent | None = None, **more: Any) -> Planted:
     step = replace(functions or profiled(), calls=list(calls), phases={"other": round(other * MS)})
-    return Planted(phases=healthy(other=other), functions=step, run=SCRIPT, **more)
+    return script(phases=healthy(other=other), functions=step, **more)
 
 
 LOG = called("LightningModule.log", "lightning", 7.0, "Net.training_step", calls=12)
@@ -34,7 +33,7 @@ STEP = profiled(("other", "/me/train.py", 12, "Net.training_step", 7.4))
 
 
 def test_logging_at_each_step_is_found_instead_of_the_function_that_logs() -> None:
-    run = script(8.0, LOG, called("RichProgressBar.on_train_batch_end", "lightning", 0.5), functions=STEP)
+    run = calling(8.0, LOG, called("RichProgressBar.on_train_batch_end", "lightning", 0.5), functions=STEP)
     assert run.causes()[0] == "logging" and not {"slow-function", "user-code"} & set(run.causes())
     found = run.verdict()
     assert "LightningModule.log" in found.title and "12 times" in found.title and "train.py:17" in found.title
@@ -53,46 +52,49 @@ def test_logging_at_each_step_is_found_instead_of_the_function_that_logs() -> No
 def test_writers_and_print_are_logging_unless_they_take_little(
     function: str, library: str, advice: str
 ) -> None:
-    assert advice in script(8.0, called(function, library, 7.0)).named("logging").changes[0].text
-    assert "logging" not in script(8.0, called(function, library, 0.3)).causes()
-    assert "logging" not in script(8.0, called("torch.log", "torch", 7.0)).causes()
+    assert advice in calling(8.0, called(function, library, 7.0)).named("logging").changes[0].text
+    assert "logging" not in calling(8.0, called(function, library, 0.3)).causes()
 
 
-def test_one_call_in_each_step_is_usual_unless_it_takes_much() -> None:
-    def takes(ms: float, calls: int) -> bool:
-        return "logging" in script(8.0, called("LightningModule.log", "lightning", ms, calls=calls)).causes()
-
-    assert not takes(3.0, calls=1)
-    assert takes(3.0, calls=2) and takes(7.0, calls=1)
-
-
-def test_a_function_that_logs_is_found_by_its_name() -> None:
+def test_one_call_in_each_step_is_usual_unless_it_takes_much_and_functions_are_known_by_name() -> None:
+    for ms, calls, told in ((3.0, 1, False), (3.0, 2, True), (7.0, 1, True)):
+        run = calling(8.0, called("LightningModule.log", "lightning", ms, calls=calls))
+        assert ("logging" in run.causes()) == told
+    assert "logging" not in calling(8.0, called("torch.log", "torch", 7.0)).causes()
     step = profiled(("other", "/me/train.py", 40, "Board.add_scalar", 6.0))
-    found = script(8.0, functions=step).verdict()
+    found = calling(8.0, functions=step).verdict()
     assert found.cause == "logging" and "train.py:40" in found.title
 
 
 def test_a_call_that_waits_is_the_place_of_a_wait() -> None:
     step = profiled(("other", "/me/train.py", 12, "fetch", 7.0))
-    found = script(8.0, called("Queue.get", "", 6.8, "fetch"), functions=step).named("slow-function")
+    found = calling(8.0, called("Queue.get", "", 6.8, "fetch"), functions=step).named("slow-function")
     assert "waits in Queue.get" in found.title and "loops" not in found.changes[0].text
-    found = script(8.0, called("DataFrame.xs", "pandas", 6.8, "fetch"), functions=step).named("slow-function")
+    found = calling(8.0, called("DataFrame.xs", "pandas", 6.8, "fetch"), functions=step).named(
+        "slow-function"
+    )
     assert "calls DataFrame.xs of pandas" in found.title and "less often" in found.changes[0].text
 
 
 def test_time_outside_the_model_is_that_of_a_call_and_advice_is_one_that_helps_it() -> None:
-    scaler = script(8.0, called("GradScaler.step", "torch", 7.0)).named("user-code")
+    scaler = calling(8.0, called("GradScaler.step", "torch", 7.0)).named("user-code")
     assert "GradScaler.step of torch" in scaler.title and "bfloat16" in scaler.changes[0].text
-    library = script(8.0, called("Trainer.training_step", "transformers", 7.0)).named("user-code")
+    library = calling(8.0, called("Trainer.training_step", "transformers", 7.0)).named("user-code")
     assert "Trainer.training_step of transformers" in library.title and not library.changes
-    assert not script(8.0).named("user-code").changes
+    assert not calling(8.0).named("user-code").changes
+    many = calling(8.0, called("Categorical.log_prob", "torch", 7.0, calls=20)).named("user-code")
+    assert many.changes[0].text == "do it for all at once, instead of 20 times in a step"
+    once = calling(8.0, called("torch.svd", "torch", 7.0)).named("user-code")
+    assert "if the training does not need it" in once.changes[0].text
+    world = calling(8.0, called("TimeLimit.step", "gymnasium", 7.0, calls=20)).named("user-code")
+    assert "several environments" in world.changes[0].text and "few steps" not in world.changes[0].text
 
 
 def in_evaluation(*calls: Any, phase: str = "evaluate") -> Finding:
     inside = FunctionsEvent(100, 1000 * MS, [], calls=list(calls), inside=phase)
     after = {n: [beside(phase, 400, 20 * n + 20), *([inside] if n == 5 else [])] for n in range(12)}
     cause = {"evaluate": "evaluation", "checkpoint": "checkpoint"}[phase]
-    return Planted(run=SCRIPT, after=after).named(cause)
+    return script(after=after).named(cause)
 
 
 def test_the_function_that_takes_the_time_of_evaluations_is_named_with_what_helps() -> None:
@@ -125,7 +127,7 @@ def test_evaluations_of_an_own_model_are_explained_as_well() -> None:
 
 def test_a_share_of_each_step_is_less_of_a_run_that_mostly_evaluates() -> None:
     after = {n: [beside("evaluate", 400, 20 * n + 20)] for n in range(12)}
-    found = script(8.0, LOG, functions=STEP, after=after).named("logging")
+    found = calling(8.0, LOG, functions=STEP, after=after).named("logging")
     # Steps take 556 of 956 ms.
     assert found.share == pytest.approx(7.0 / 27.8 * 556 / 956, abs=0.01)
     assert found.ceiling == pytest.approx(1 / (1 - found.share))
@@ -136,8 +138,8 @@ def test_neighbours_cost_no_more_than_they_use_and_come_last(threads: int, wante
     own = {1: 0.4, 2: 1.4}[threads]
     neighbours = [{"pid": 7, "name": "your run two", "cores": 0.5, "stoppable": True}]
     host = cores(own + 0.5, own, usable=float(threads), neighbours=neighbours)
-    run = script(2.9, called("print", "", 2.0, calls=9), host=host)
-    run.run = {**SCRIPT, "threads": threads, "usable_cores": float(threads)}
+    machine = {"threads": threads, "usable_cores": float(threads)}
+    run = calling(2.9, called("print", "", 2.0, calls=9), host=host, run=machine)
     assert run.causes()[0] == "logging"
     found = run.named("neighbour-cores")
     assert found.share is not None and 1 / (1 - found.share) <= wanted + 0.01
@@ -157,7 +159,7 @@ def test_functions_take_no_more_than_their_phase_and_together_no_more_than_a_ste
         calls=[called(f"g{n}", "pandas", ms, f"f{n}", phase) for n, (phase, ms) in enumerate(calls)],
         phases={name: round(in_profile * MS) for name in ("other", "optimizer", "forward")},
     )
-    run = Planted(phases={**HEALTHY, "other": other}, functions=step, run=SCRIPT)
+    run = script(phases={**HEALTHY, "other": other}, functions=step)
     view = View(run.snapshot())
     for rows in (view.functions, view.calls):
         assert sum(row.share for row in rows) <= 1 + 1e-6
@@ -173,7 +175,7 @@ def test_of_a_profiled_evaluation_the_parts_add_up_to_no_more_than_the_whole() -
     inside = FunctionsEvent(
         100, 1000 * MS, rows, calls=[called("torch.cat", "torch", 800)], inside="evaluate"
     )
-    view = View(Planted(run=SCRIPT, after={5: [inside]}).snapshot())
+    view = View(script(after={5: [inside]}).snapshot())
     assert sum(call.share for call in view.called_in("evaluate")) == pytest.approx(1.0)
 
 
@@ -181,25 +183,16 @@ def test_of_a_profiled_evaluation_the_parts_add_up_to_no_more_than_the_whole() -
     ("name", "needed"), [("CartPoleEnv.step", True), ("Game.reset", True), ("Trainer.step", False)]
 )
 def test_a_step_of_an_environment_is_not_advised_away(name: str, needed: bool) -> None:
-    run = script(8.0, functions=profiled(("other", "/me/rl.py", 7, name, 7.4))).named("slow-function")
+    run = calling(8.0, functions=profiled(("other", "/me/rl.py", 7, name, 7.4))).named("slow-function")
     assert ("several environments" in run.changes[0].text) == needed
     assert ("cache" in run.changes[0].text) != needed
-
-
-def test_a_call_that_the_training_may_need_is_not_advised_to_be_left_out() -> None:
-    many = script(8.0, called("Categorical.log_prob", "torch", 7.0, calls=20)).named("user-code")
-    assert many.changes[0].text == "do it for all at once, instead of 20 times in a step"
-    once = script(8.0, called("torch.svd", "torch", 7.0)).named("user-code")
-    assert "if the training does not need it" in once.changes[0].text
-    world = script(8.0, called("TimeLimit.step", "gymnasium", 7.0, calls=20)).named("user-code")
-    assert "several environments" in world.changes[0].text and "few steps" not in world.changes[0].text
 
 
 def test_time_that_comes_at_once_between_steps_is_not_that_of_a_call_in_a_usual_step() -> None:
     """A rollout before each sixteen updates: the profiled step is an update."""
 
     def told(median_ms: float) -> Finding:
-        snapshot = script(8.0, called("Categorical.log_prob", "torch", 1.5)).snapshot()
+        snapshot = calling(8.0, called("Categorical.log_prob", "torch", 1.5)).snapshot()
         phases = [
             replace(phase, p50_ns=round(median_ms * MS)) if phase.name == "other" else phase
             for phase in snapshot.phases
@@ -210,3 +203,88 @@ def test_time_that_comes_at_once_between_steps_is_not_that_of_a_call_in_a_usual_
     rare, usual = told(1.0), told(7.0)
     assert "log_prob" not in rare.title and "between groups of steps" in rare.changes[0].text
     assert "log_prob" in usual.title and "if the training does not need it" in usual.changes[0].text
+
+
+# Slow functions.
+
+
+def tokenizing(own_ms: float, step_ms: float = 25.0, **phases_ms: float) -> FunctionsEvent:
+    """A profiled step. phases_ms: its phases; the function belongs to the first one."""
+    phase = next(iter(phases_ms), "")
+    row = ["/home/me/train.py", 12, "tokenize", 3, round(own_ms * MS), round(own_ms * MS), "collate", phase]
+    lengths = {name: round(ms * MS) for name, ms in phases_ms.items()}
+    return FunctionsEvent(9, round(step_ms * MS), [row], [], lengths)
+
+
+@pytest.mark.parametrize(
+    ("step", "share"),
+    [
+        (tokenizing(5.0), 0.2),
+        # Steps and phases that the profiler made slower are scaled: 25 ms, of which the loop outside the model takes 5.
+        (tokenizing(10.0, step_ms=50.0), 0.2),
+        (tokenizing(8.1, step_ms=29.0, other=9.0), 0.18),
+    ],
+)
+def test_a_slow_function_is_named_with_its_line_its_caller_and_its_share(
+    step: FunctionsEvent, share: float
+) -> None:
+    found = script(functions=step, phases=healthy(other=5.0)).verdict()
+    assert found.cause == "slow-function" and found.share == pytest.approx(share, abs=0.01)
+    assert all(part in found.title for part in ("train.py:12", "tokenize", "collate"))
+    assert script(functions=tokenizing(0.4)).causes() == ["healthy"]
+
+
+def test_a_function_of_an_own_model_is_named_with_its_line() -> None:
+    found = own(phases=healthy(forward=20.0), functions=OWN_LOOP).verdict()
+    assert found.changes[0].where == "model.py:31 in penalty" and found.sets == ()
+
+
+def test_time_outside_the_model_that_no_function_takes_is_named_by_stack_samples() -> None:
+    stacks = StacksEvent(9, 40, [["other", "/home/me/train.py", 30, "log_norms", 30, 1]])
+    for step in (tokenizing(0.5), tokenizing(0.5, other=8.0)):
+        found = script(functions=step, phases=healthy(other=8.0), stacks=stacks).verdict()
+        assert found.cause == "user-code" and found.changes[0].where == "train.py:30 in log_norms"
+
+
+def test_a_slow_callback_of_an_own_workload_is_named_and_bounded_by_its_phase() -> None:
+    # The profiler slows logging down from the usual 8 ms to 16.
+    step = profiled(
+        ("log", "my/model.py", 40, "log_norms", 15.0), ("forward", "my/model.py", 9, "f", 0.1),
+        phases={"log": 16 * MS, "forward": 7 * MS},
+    )  # fmt: skip
+    run = Planted(workload="my.model:make", phases=healthy(log=8.0), functions=step)
+    found = run.named("slow-function")
+    assert found.share == pytest.approx(0.27, abs=0.01)
+    assert found.changes[0].where == "model.py:40 in log_norms"
+    # A built-in workload has no code to change.
+    assert "slow-function" not in replace(run, workload="eeg").causes()
+    # On a GPU, the function costs only as much as the GPU waits for it.
+    device = {"forward": 10.0, "backward": 15.0, "log": 0.2}
+    assert "slow-function" not in replace(run, device=device).causes()
+
+
+@pytest.mark.parametrize(
+    ("what", "call"),
+    [
+        ("item", ".item()"),
+        ("float", "float(tensor)"),
+        ("to", '.to("cpu")'),
+        ("synchronize", ".synchronize()"),
+    ],
+)
+def test_calls_that_wait_for_a_gpu_are_told_as_they_are_written(what: str, call: str) -> None:
+    step = FunctionsEvent(9, 20 * MS, [], [["/home/me/train.py", 40, "main", what, 3, 8 * MS]])
+    phases = healthy(other=8.2)
+    found = script(functions=step, phases=phases, device=phases).named("sync")
+    assert "train.py:40" in found.title and call in found.changes[0].text
+    assert any(call in item.text and "3 times" in item.text for item in found.evidence)
+
+
+def test_a_setting_is_not_offered_for_collections_that_the_script_asks_for() -> None:
+    wait = ["/home/me/train.py", 20, "main", "collect", 1, 8 * MS]
+    asked = FunctionsEvent(9, 28 * MS, [], [wait], {"other": 8 * MS})
+    collecting = {"gc_ns": 160 * MS, "gc_count": 20, "gc_max_ns": 9 * MS}
+    run = script(phases=healthy(other=8.2), window=collecting)
+    found = replace(run, functions=asked).named("gc")
+    assert not found.sets and found.changes[0].where == "train.py:20 in main"
+    assert run.named("gc").sets[0].startswith("run.gc_every_steps=")

@@ -203,7 +203,7 @@ def assert_tried(found: tuple[Finding, ...], width: int) -> None:
 @settings(
     suppress_health_check=[HealthCheck.too_slow],
     deadline=None,
-    max_examples=8,
+    max_examples=6,
     phases=[Phase.explicit, Phase.generate],
 )
 @given(planted())

@@ -6,12 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from planted_runs import GIB, Planted, cores, evaluating, of_workers
+from planted_runs import GIB, MB, Planted, beside, cores, evaluating, of_workers, script
 
-from ndd_engine.diagnose.memory_rules import wants_look
-from ndd_engine.record.events import Holder, HoldersEvent
+from ndd_engine.diagnose.memory_rules import steady_growth, wants_look
+from ndd_engine.record.events import Holder, HoldersEvent, SampleEvent
 
-MB = 1 << 20
 # Of 20 steps a window: 2 MiB a step.
 GROWS = [(400 + 40 * n) * MB for n in range(12)]
 # 10 KiB a step.
@@ -47,34 +46,37 @@ def test_the_holder_of_growing_memory_is_named_with_the_line_where_it_grows() ->
         ({"kind": "attribute", "owner": "Meter", "name": "values"}, "held by list `Meter.values`", "deque"),
         ({"kind": "global"}, "held by list `history` in train.py", "deque"),
         ({"kind": "cache", "name": "table", "owner": "table"}, "held by the cache of `table`", "maxsize"),
-        (
-            {"kind": "attribute", "name": "_forward_hooks", "owner": "Linear"},
-            "forward hooks of Linear",
-            "remove()",
-        ),
+        ({"kind": "attribute", "name": "_forward_hooks", "owner": "Linear"}, "forward hooks of Linear", "remove()"),
         ({"kind": "attribute", "name": "figs", "owner": "Gcf"}, "open figures of matplotlib", "plt.close"),
         ({"graphs": True}, "held by list `history`", "loss.item()"),
         ({"kind": "", "name": "", "owner": "", "file": "", "at": None}, "held by a list of tensor", "deque"),
         ({"name": "a\x1b[2Jb"}, "held by list `a\\x1b[2Jb`", "deque"),
     ],
-)
+)  # fmt: skip
 def test_each_holder_has_its_name_and_its_cure(changes: dict[str, Any], title: str, cure: str) -> None:
     found = run(GROWS, looked(replace(HISTORY, **changes))).verdict()
     assert title in found.title
     assert cure in found.changes[0].text
 
 
-def test_a_small_growth_is_found_only_with_its_holder() -> None:
-    small = replace(HISTORY, bytes=200 * 10 * 1024)
-    assert run(CREEPS, looked(small, step=400)).verdict().cause == "leak"
-    assert "leak" not in run(CREEPS).causes()
-    # What the look has found is far too small to be the reason.
-    assert "leak" not in run(CREEPS, looked(replace(HISTORY, bytes=200 * 100), step=400)).causes()
-
-
-def test_what_a_look_has_found_is_not_blamed_for_much_more() -> None:
-    found = run(GROWS, looked(replace(HISTORY, bytes=200 * 1000))).verdict()
-    assert found.cause == "leak" and "held by" not in found.title
+@pytest.mark.parametrize(
+    ("used", "looks", "leak"),
+    [
+        # A small growth is found only with its holder, unless that is far too small to be the reason.
+        (CREEPS, [looked(replace(HISTORY, bytes=200 * 10 * 1024), step=400)], True),
+        (CREEPS, [looked(replace(HISTORY, bytes=200 * 100), step=400)], False),
+        (CREEPS, [], False),
+        # A buffer that ends growing and fits; and one of 10,000 elements of 2 MiB, more than is free.
+        (GROWS, [looked(replace(HISTORY, type="deque", limit=1000))], False),
+        (GROWS, [looked(replace(HISTORY, type="deque", limit=10_000))], True),
+        # The end of a process hides no leak.
+        ([*GROWS, 100 * MB], [looked(HISTORY)], True),
+    ],
+)
+def test_a_holder_decides_whether_growth_is_a_leak(
+    used: list[int], looks: list[HoldersEvent], leak: bool
+) -> None:
+    assert ("leak" in run(used, *looks).causes()) == leak
 
 
 def test_without_a_holder_the_live_tensors_that_take_most_are_told() -> None:
@@ -82,15 +84,12 @@ def test_without_a_holder_the_live_tensors_that_take_most_are_told() -> None:
     found = run(GROWS, replace(looked(None), tensors=shapes)).verdict()
     told = " ".join(item.text for item in found.evidence)
     assert "240 tensors of 512 x 1024 float32 (480 MiB)" in told and "2 tensors of 8 float32 (64 B)" in told
-    # With one, it says what is kept.
+    # What a look has found is not blamed for much more.
+    small = run(GROWS, looked(replace(HISTORY, bytes=200 * 1000))).verdict()
+    assert small.cause == "leak" and "held by" not in small.title
+    # With a holder, it says what is kept.
     held = run(GROWS, replace(looked(HISTORY), tensors=shapes)).verdict()
     assert not any("live tensors" in item.text for item in held.evidence)
-
-
-def test_a_buffer_that_ends_growing_and_fits_is_no_leak() -> None:
-    assert "leak" not in run(GROWS, looked(replace(HISTORY, type="deque", limit=1000))).causes()
-    # 10,000 elements of 2 MiB are more than is free.
-    assert "leak" in run(GROWS, looked(replace(HISTORY, type="deque", limit=10_000))).causes()
 
 
 def test_two_looks_are_asked_for_when_memory_grows() -> None:
@@ -107,100 +106,137 @@ def test_two_looks_are_asked_for_when_memory_grows() -> None:
     assert wants_look(run(GROWS, looked(None, step=50)).state().snapshot())
 
 
-def test_the_end_of_a_process_hides_no_leak() -> None:
-    assert run([*GROWS, 100 * MB], looked(HISTORY)).verdict().cause == "leak"
-
-
 def test_the_host_memory_of_a_run_on_a_gpu_is_judged_as_well() -> None:
-    samples = {n: of_workers([(0, 0)])[0] for n in range(12)}
-    for n, used in enumerate(GROWS):
-        samples[n] = [replace(samples[n][0], host={**cores(1.9, 1.9), "rss_bytes": used})]  # type: ignore[type-var]
-    found = Planted(device={"forward": 7.0, "backward": 11.5}, after=samples).found()
-    (leak,) = [item for item in found if item.cause == "leak"]
+    samples = {n: [SampleEvent(None, {**cores(1.9, 1.9), "rss_bytes": used})] for n, used in enumerate(GROWS)}
+    leak = Planted(device={"forward": 7.0, "backward": 11.5}, after=samples).named("leak")
     assert leak.title.startswith("host memory grows by 2.0 MiB per step")
 
 
 def test_copies_of_workers_name_the_objects_of_the_dataset() -> None:
-    script = {"objects": ["lines", "list", 2_000_000, "dict"], "dataset": "Lines", "loader": ["train.py", 26]}
-    config = {"script": script, "batch": {"accumulation": 1, "micro": 8}, "loader": {"workers": 2}}
+    facts = {"objects": ["lines", "list", 2_000_000, "dict"], "dataset": "Lines", "loader": ["train.py", 26]}
     memory = of_workers([(100, 1500), (250, 1350), (330, 1270), (370, 1230)])
-    found = Planted(host=cores(1.9, 1.9), after=memory, run={"config": config}).verdict()
+    found = script(facts, {"workers": 2}, host=cores(1.9, 1.9), after=memory).verdict()
     assert found.title == (
         "private memory of 2 loader workers grows: 270 MiB more in 60 steps, copies of the dataset's Python objects"
     )
     told = " ".join(item.text for item in found.evidence)
     assert "list `Lines.lines` of 2,000,000 dict" in told and "1.2 GiB more will be copied" in told
     assert found.changes[0].where == "train.py:26"
-
-
-def test_new_workers_of_each_epoch_are_not_growth() -> None:
-    memory = of_workers([(20 + 10 * (n % 2), 600) for n in range(12)])
-    assert "worker-memory" not in Planted(host=cores(1.9, 1.9), after=memory).causes()
-
-
-def test_an_evaluation_is_compared_with_training() -> None:
-    found = Planted(host=cores(1.9, 1.9), after={6: evaluating(1300)}).verdict()
-    assert found.title == "evaluating takes up to 900 MiB more memory than training"
-    assert "at most 400 MiB in training" in found.evidence[0].text
+    # New workers of each epoch are no growth.
+    again = of_workers([(20 + 10 * (n % 2), 600) for n in range(12)])
+    assert "worker-memory" not in Planted(host=cores(1.9, 1.9), after=again).causes()
 
 
 @pytest.mark.parametrize(
-    ("changes", "grown", "title", "advice"),
+    ("changes", "title", "advice"),
     [
-        ({}, 160 * MB, ", held by list `outputs` in `evaluate`", "instead of keeping all outputs"),
-        (
-            {"graphs": True, "bytes": 1000},
-            160 * MB,
-            ", held by list `outputs` in `evaluate`",
-            "torch.no_grad(): what",
-        ),
-        (
-            {"kind": "attribute", "owner": "Metric"},
-            160 * MB,
-            ", held by list `Metric.outputs`",
-            "all outputs",
-        ),
-        ({"bytes": 10 * MB}, 160 * MB, "", "instead of keeping all outputs"),  # something else holds it
+        ({}, ", held by list `outputs` in `evaluate`", "instead of keeping all outputs"),
+        ({"graphs": True, "bytes": 1000}, ", held by list `outputs` in `evaluate`", "torch.no_grad(): what"),
+        ({"kind": "attribute", "owner": "Metric"}, ", held by list `Metric.outputs`", "all outputs"),
+        ({"bytes": 10 * MB}, "", "instead of keeping all outputs"),  # something else holds it
     ],
 )
-def test_what_an_evaluation_collects_in_is_named(
-    changes: dict[str, Any], grown: int, title: str, advice: str
-) -> None:
+def test_what_an_evaluation_collects_in_is_named(changes: dict[str, Any], title: str, advice: str) -> None:
     usual = {"name": "outputs", "owner": "evaluate", "bytes": 80 * MB, "length": 60, "grown": 20}
-    held = replace(HISTORY, **{**usual, **changes})
-    look = replace(looked(held, steps=20), inside="evaluate", grown_bytes=grown)
+    look = within(replace(HISTORY, **{**usual, **changes}))
     found = Planted(host=cores(1.9, 1.9), after={6: [look, *evaluating(1300)]}).verdict()
     assert found.title == f"evaluating takes up to 900 MiB more memory than training{title}"
     assert advice in found.changes[0].text
+    told = " ".join(item.text for item in found.evidence)
+    assert "at most 400 MiB in training" in told
     if title:
-        told = " ".join(item.text for item in found.evidence)
         assert found.changes[0].where == "train.py:31"
         assert "grew by 8.0 MiB with each batch" in told and "1 more each batch" in told
 
 
-@pytest.mark.parametrize("gradients", [True, False])
-def test_an_evaluation_that_keeps_graphs_outside_of_containers(gradients: bool) -> None:
-    look = replace(looked(None, steps=20), inside="evaluate", grown_bytes=160 * MB, gradients=gradients)
-    found = Planted(host=cores(1.9, 1.9), after={6: [look, *evaluating(1300)]}).verdict()
-    assert found.title.endswith(", with autograd on") is gradients
-    assert found.changes[0].text.startswith("evaluate under torch.no_grad()") is gradients
+def within(holder: Holder | None, **more: Any) -> HoldersEvent:
+    """A look within an evaluation that takes 160 MiB."""
+    return replace(looked(holder, steps=20), inside="evaluate", grown_bytes=160 * MB, **more)
 
 
-def test_a_look_within_an_evaluation_says_nothing_of_training() -> None:
-    look = replace(looked(HISTORY), inside="evaluate", grown_bytes=160 * MB)
-    found = run(GROWS, look).verdict()
+def test_an_evaluation_may_keep_graphs_outside_of_containers_and_says_nothing_of_training() -> None:
+    for gradients in (True, False):
+        looks = [within(None, gradients=gradients), *evaluating(1300)]
+        found = Planted(host=cores(1.9, 1.9), after={6: looks}).verdict()
+        assert found.title.endswith(", with autograd on") is gradients
+        assert found.changes[0].text.startswith("evaluate under torch.no_grad()") is gradients
+    found = run(GROWS, within(HISTORY)).verdict()
     assert found.cause == "leak" and "held by" not in found.title
-    assert "evaluation-memory" not in run([400 * MB] * 12, look).causes()
+    assert "evaluation-memory" not in run([400 * MB] * 12, within(HISTORY)).causes()
 
 
 def test_the_peak_of_an_evaluation_may_become_known_after_it() -> None:
-    late = cores(1.9, 1.9, rss_peak_bytes=2 * GIB)
-    run_ = Planted(host=late, after={6: evaluating(400)})
-    assert not run_.state().snapshot().aside_bytes  # it was that high before
-    first = {n: [] for n in range(6)}
-    later = Planted(host=cores(1.9, 1.9), after={**first, 6: [*evaluating(400), _sample(2 * GIB)]})
-    assert later.state().snapshot().aside_bytes == {"evaluate": (2 * GIB - 400 * MB, 400 * MB)}
+    high = cores(1.9, 1.9, rss_peak_bytes=2 * GIB)
+    assert (
+        not Planted(host=high, after={6: evaluating(400)}).snapshot().aside_bytes
+    )  # it was that high before
+    looks = [*evaluating(400), SampleEvent(None, high)]
+    later = Planted(host=cores(1.9, 1.9), after={6: looks}).snapshot()
+    assert later.aside_bytes == {"evaluate": (2 * GIB - 400 * MB, 400 * MB)}
 
 
-def _sample(peak: int) -> Any:
-    return replace(evaluating(400)[0], host=cores(1.9, 1.9, rss_peak_bytes=peak))  # type: ignore[type-var]
+# Growth.
+
+
+# Megabytes, one value each 100 steps, and whether they grow by 10 of these.
+SERIES = {
+    "steadily": ([400 + 10 * n for n in range(20)], True),
+    "with noise": ([400 + 10 * n + 3 * (-1) ** n for n in range(40)], True),
+    "in stairs": ([400 + 30 * (n // 3) for n in range(60)], True),
+    "flat": ([400.0] * 40, False),
+    "noise": ([400 + 15 * (-1) ** n for n in range(40)], False),
+    "levels off": ([400 + min(15 * n, 300) for n in range(40)], False),
+    "a jump": ([400 + (300 if n > 25 else 0) for n in range(40)], False),
+    "up and down": ([400 + 10 * (n % 20) for n in range(40)], False),
+    "shrinks": ([800 - 10 * n for n in range(40)], False),
+    "a little": ([400 + 0.1 * n for n in range(40)], False),
+    "too few": ([400, 440, 480, 520], False),
+}
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_only_steady_growth_is_a_leak(name: str) -> None:
+    values, grows = SERIES[name]
+    found = steady_growth(tuple((100 * n + 100, value * MB) for n, value in enumerate(values)))
+    assert (found is not None) == grows
+    assert found is None or found[0] == pytest.approx(10 * MB / 100, rel=0.15)
+
+
+def test_a_leak_says_when_memory_is_full_and_whether_this_run_gets_there() -> None:
+    # 20 MiB in 20 steps, and 16 GiB free.
+    leak = run([(400 + 20 * n) * MB for n in range(12)])
+    found = leak.verdict()
+    assert "1.0 MiB per step" in found.title and found.leave == ""
+    assert "16,384 steps" in " ".join(item.text for item in found.evidence)
+    assert replace(leak, run={"total_steps": 1000}).verdict().leave
+
+
+@pytest.mark.parametrize(("kept", "found"), [(15, True), (40, False)])
+def test_memory_that_is_kept_for_an_epoch_and_then_released(kept: int, found: bool) -> None:
+    """With the innocent twin: it grows while a cache is filled, once, and stays. Resident memory stays in both."""
+    empty = beside("other", 1e-6)
+    windows = {
+        n: [
+            replace(
+                empty, step=20 * n + 20, heap_bytes=(400 + 40 * (n % kept if kept < 40 else min(n, 8))) * MB
+            )
+        ]
+        for n in range(40)
+    }
+    run = script(windows=40, after=windows, used=[GIB] * 40, host=cores(1.9, 1.9))
+    assert ("leak" in run.causes()) == found
+    if found:
+        leak = run.named("leak")
+        assert "2.0 MiB per step" in leak.title
+        assert "full" not in " ".join(item.text for item in leak.evidence)
+
+
+def test_kept_graphs_explain_memory_that_rises_once_and_stays() -> None:
+    # From the second point on; the first one is taken while torch still starts.
+    rise = [200 * MB, *(400 * MB + min(index, 4) * 200 * MB for index in range(11))]
+    kept = {"host": cores(1.9, 1.9), "window": {"kept_steps": 400}}
+    found = script(used=rise, **kept).named("leak")
+    assert "2.0 MiB per step" in found.title and "400" in found.title
+    # What is kept is small, or nothing is kept: data that was read into memory once.
+    assert "leak" not in script(used=[400 * MB] * 12, **kept).causes()
+    assert "leak" not in script(used=rise, host=cores(1.9, 1.9)).causes()

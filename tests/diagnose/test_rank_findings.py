@@ -65,14 +65,25 @@ def test_a_late_host_is_named_as_a_whole() -> None:
     ],
 )
 def test_the_change_fits_the_phase(phase: str, words: str) -> None:
-    finding = found(Planted(2, late=(1,), late_ms=20.0, phase=phase, **QUIET))["straggler"]
-    assert words in finding.changes[0].text
+    planted = Planted(2, late=(1,), late_ms=20.0, phase=phase, **QUIET)
+    assert words in found(planted)["straggler"].changes[0].text
+    if phase == "data_wait":
+        assert found(planted, sets=["loader.workers=2"])["straggler"].sets == ("loader.workers=4",)
+        assert found(planted, sets=["loader.workers=0"])["straggler"].sets == ()
 
 
-def test_late_data_offers_more_loader_workers() -> None:
-    planted = Planted(2, late=(1,), late_ms=20.0, **QUIET)
-    assert found(planted, sets=["loader.workers=2"])["straggler"].sets == ("loader.workers=4",)
-    assert found(planted, sets=["loader.workers=0"])["straggler"].sets == ()
+@pytest.mark.parametrize(
+    ("planted", "causes"),
+    [
+        (Planted(8, exchange_ms=2.0, **QUIET), set()),  # balanced
+        (Planted(1), set()),
+        (Planted(4, late=(0, 1, 2, 3), late_ms=40.0, turns=True, exchange_ms=2.0, **QUIET), {"skew"}),
+        # Waiting for a late rank is not counted twice.
+        (Planted(8, late=(2,), late_ms=30.0, exchange_ms=2.0, **QUIET), {"straggler"}),
+    ],
+)
+def test_each_has_one_cause(planted: Planted, causes: set[str]) -> None:
+    assert set(found(planted)) == causes
 
 
 def test_a_rank_without_a_processor_is_told() -> None:
@@ -88,15 +99,6 @@ def test_a_rank_without_a_processor_is_told() -> None:
     assert "rank 1" in finding.changes[0].text
 
 
-def test_nothing_is_found_of_balanced_ranks() -> None:
-    assert found(Planted(8, exchange_ms=2.0, **QUIET)) == {}
-
-
-def test_a_single_rank_has_none_of_these() -> None:
-    assert snapshot_of(Planted(1)).ranks is None
-    assert found(Planted(1)) == {}
-
-
 def test_exposed_exchange_offers_settings_of_the_strategy() -> None:
     planted = Planted(4, exchange_ms=25.0, **QUIET)
     finding = found(planted)["exchange"]
@@ -104,6 +106,9 @@ def test_exposed_exchange_offers_settings_of_the_strategy() -> None:
     sets = [change.sets for change in finding.changes if change.sets]
     assert sets == [("parallel.bucket_mb=100",), ("parallel.compress=fp16",)]
     assert finding.ceiling == pytest.approx(100 / 75, abs=0.04)
+    # Settings that are in use are not offered.
+    used = found(planted, sets=["parallel.compress=bf16"])["exchange"]
+    assert all(change.sets != ("parallel.compress=bf16",) for change in used.changes)
     sharded = found(replace(planted, strategy="fsdp2"))["exchange"]
     assert sharded.sets == ("parallel.reshard=false",)
     assert "parameters" in sharded.title
@@ -118,16 +123,6 @@ def test_exchange_with_ranks_that_are_not_observed_may_be_waiting() -> None:
     assert not finding.sets
 
 
-def test_settings_that_are_in_use_are_not_offered() -> None:
-    finding = found(Planted(4, exchange_ms=25.0, **QUIET), sets=["parallel.compress=bf16"])["exchange"]
-    assert all(change.sets != ("parallel.compress=bf16",) for change in finding.changes)
-
-
-def test_ranks_that_take_turns_are_skew_and_not_late() -> None:
-    causes = found(Planted(4, late=(0, 1, 2, 3), late_ms=40.0, turns=True, exchange_ms=2.0, **QUIET))
-    assert set(causes) == {"skew"}
-
-
 def test_the_phase_in_which_ranks_take_turns_is_named() -> None:
     state = RunState()
     state.fold(0.0, Run(sets=["parallel.ranks=4"]).run_event())
@@ -140,10 +135,6 @@ def test_the_phase_in_which_ranks_take_turns_is_named() -> None:
     first = diagnose(replace(snapshot, totals=replace(snapshot.totals, steps=100, wall_ns=10**10)))[0]
     assert first.cause == "skew"
     assert any("data_wait" in item.text for item in first.evidence)
-
-
-def test_waiting_for_a_late_rank_is_not_counted_twice() -> None:
-    assert set(found(Planted(8, late=(2,), late_ms=30.0, exchange_ms=2.0, **QUIET))) == {"straggler"}
 
 
 def test_phases_add_up_to_the_step_with_exchange_and_skew() -> None:

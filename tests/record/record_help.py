@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from ndd_engine.record.events import (
     Event,
     MarkEvent,
     MemoryEvent,
+    RunEvent,
     SampleEvent,
     ScalarsEvent,
     SettingEvent,
@@ -115,75 +116,54 @@ _SAMPLE = st.builds(
 _MEMORY = st.builds(MemoryEvent, *[_COUNT] * 4, st.none() | _COUNT, _COUNT, _COUNT, *[st.none() | _COUNT] * 3)
 
 
+def _windows(step: int) -> st.SearchStrategy[Event]:
+    return st.builds(
+        window, st.just(step), st.integers(0, 40), st.integers(1, 10**9), st.none() | _FIGURE, phases=_PHASES,
+        lr=st.none() | _FIGURE, grad_norm=st.none() | _FIGURE, device_steps=st.integers(0, 3),
+        last_loss=st.none() | st.tuples(st.integers(0, 99), _FIGURE),
+    )  # fmt: skip
+
+
+def _runs(step: int) -> st.SearchStrategy[Event]:
+    """A run that begins, or that resumes at an earlier step or at this one."""
+    configs = st.integers(0, 3).map(lambda n: {**CONFIG, "evaluate": {"every_steps": n, "at_end": True}})
+    devices = st.sampled_from(["cpu", "cuda:0"])
+    return st.builds(run_event, resumed_step=st.none() | st.integers(0, step), device=devices, config=configs)
+
+
+_NAMES = st.sampled_from(["loader.workers", "speed.compile", "precision.amp"])
+_KINDS = st.sampled_from(["epoch", "warning", "error", "note"])
+# What can be recorded after a step.
+_EVENTS: tuple[Callable[[int], st.SearchStrategy[Event]], ...] = (
+    lambda step: _SAMPLE,
+    lambda step: _MEMORY,
+    lambda step: st.builds(mark, _KINDS, st.just(step), st.text(max_size=5)),
+    lambda step: st.builds(
+        mark, st.just("evaluation"), st.just(step), seconds=st.just(1.0), better=st.sampled_from(["lower", "higher"]),
+        metrics=st.dictionaries(st.sampled_from(["rmse", "loss"]), _FIGURE, max_size=2),
+    ),
+    lambda step: st.builds(
+        ScalarsEvent, st.just(step), st.dictionaries(st.sampled_from(["own", "x" * 20]), _FIGURE, max_size=2)
+    ),
+    lambda step: st.builds(TextsEvent, st.just(step), st.lists(st.text(max_size=5), max_size=2)),
+    lambda step: st.just(mark("checkpoint", step, file="f.pt", bytes=3)),
+    lambda step: st.sampled_from(["paused", "training", "evaluating"]).map(status),
+    lambda step: st.builds(setting, _NAMES, st.sampled_from([True, False, None]), step=st.just(step)),
+    lambda step: st.builds(work, flops_per_step=st.none() | _COUNT, peak_tflops=st.none() | st.just(9.0)),
+    lambda step: st.builds(StageEvent, st.sampled_from(["prepare", "resume"]), st.just("reading")),
+    lambda step: st.builds(end, st.sampled_from(["done", "failed", "stopped"]), st.just(step)),
+    _runs,
+)  # fmt: skip
+
+
 @st.composite
 def event_sequences(draw: st.DrawFn) -> list[Event]:
-    """What a run could record: steps rise, and a resume takes them back."""
+    """What a run could record: steps rise, and a resume takes them back. Every third event is a window."""
     step = 0
     events: list[Event] = []
-    for kind in draw(st.lists(st.sampled_from("wwwwwwsmkeckrtpxgovy"), min_size=1, max_size=60)):
-        if kind == "w":
-            steps = draw(st.integers(0, 40))
-            step += steps
-            events.append(
-                window(
-                    step,
-                    steps,
-                    draw(st.integers(1, 10**9)),
-                    draw(st.none() | _FIGURE),
-                    phases=draw(_PHASES),
-                    lr=draw(st.none() | _FIGURE),
-                    grad_norm=draw(st.none() | _FIGURE),
-                    device_steps=draw(st.integers(0, 3)),
-                    last_loss=draw(st.none() | st.tuples(st.integers(0, 99), _FIGURE)),
-                )
-            )
-        elif kind == "s":
-            events.append(draw(_SAMPLE))
-        elif kind == "m":
-            events.append(draw(_MEMORY))
-        elif kind == "k":
-            events.append(
-                mark(
-                    draw(st.sampled_from(["epoch", "warning", "error", "note"])),
-                    step,
-                    draw(st.text(max_size=5)),
-                )
-            )
-        elif kind == "e":
-            metrics = draw(st.dictionaries(st.sampled_from(["rmse", "loss"]), _FIGURE, max_size=2))
-            events.append(
-                mark(
-                    "evaluation",
-                    step,
-                    metrics=metrics,
-                    seconds=1.0,
-                    better=draw(st.sampled_from(["lower", "higher"])),
-                )
-            )
-        elif kind == "v":
-            values = draw(st.dictionaries(st.sampled_from(["own", "x" * 20]), _FIGURE, max_size=2))
-            events.append(ScalarsEvent(step, values))
-        elif kind == "y":
-            events.append(TextsEvent(step, draw(st.lists(st.text(max_size=5), max_size=2))))
-        elif kind == "c":
-            events.append(mark("checkpoint", step, file="f.pt", bytes=3))
-        elif kind == "p":
-            events.append(status(draw(st.sampled_from(["paused", "training", "evaluating"]))))
-        elif kind == "g":
-            name = draw(st.sampled_from(["loader.workers", "speed.compile", "precision.amp"]))
-            events.append(setting(name, draw(st.sampled_from([True, False, None])), step=step))
-        elif kind == "o":
-            events.append(
-                work(flops_per_step=draw(st.none() | _COUNT), peak_tflops=draw(st.none() | st.just(9.0)))
-            )
-        elif kind == "t":
-            events.append(StageEvent(draw(st.sampled_from(["prepare", "resume"])), "reading"))
-        elif kind == "x":
-            events.append(end(draw(st.sampled_from(["done", "failed", "stopped"])), step))
-        else:
-            resumed = draw(st.none() | st.integers(0, step))
-            step = resumed if resumed is not None else step
-            device = draw(st.sampled_from(["cpu", "cuda:0"]))
-            config = {**CONFIG, "evaluate": {"every_steps": draw(st.integers(0, 3)), "at_end": True}}
-            events.append(run_event(resumed_step=resumed, device=device, config=config))
+    for kind in draw(st.lists(st.integers(-6, len(_EVENTS) - 1), min_size=1, max_size=60)):
+        step += draw(st.integers(0, 40)) if kind < 0 else 0
+        event = draw((_windows if kind < 0 else _EVENTS[kind])(step))
+        step = event.resumed_step if isinstance(event, RunEvent) and event.resumed_step is not None else step
+        events.append(event)
     return events

@@ -36,18 +36,9 @@ def test_every_action_arrives_and_a_ping_asks_for_nothing(server: Server) -> Non
     for action in ACTIONS:
         send(server.path, action)
     assert server.asked == [action for action in ACTIONS if action != "ping"]
-
-
-def test_only_the_owner_may_talk_to_it(server: Server) -> None:
-    mode = server.path.stat().st_mode
-    assert stat.S_ISSOCK(mode)
-    assert stat.S_IMODE(mode) == 0o600
-
-
-def test_an_unknown_action_is_told_what_there_is(server: Server) -> None:
     with pytest.raises(UsageError, match=r"dance.*ping"):
         send(server.path, "dance")
-    assert server.asked == []
+    assert len(server.asked) == len(ACTIONS) - 1
 
 
 def test_a_run_that_has_ended_is_not_listening(server: Server, tmp_path: Path) -> None:
@@ -80,22 +71,18 @@ def test_a_run_that_does_not_answer_is_told_after_the_timeout(tmp_path: Path) ->
             send(path, "pause", timeout_s=0.2)
 
 
-def test_a_path_too_long_for_a_socket_address_works(tmp_path: Path) -> None:
+def test_only_the_owner_may_talk_to_it_and_its_path_may_be_too_long_for_an_address(tmp_path: Path) -> None:
     folder = tmp_path / ("a" * 100) / ("b" * 100)
     folder.mkdir(parents=True)
     path = folder / "control.sock"
     assert len(str(path)) > 200
     made = Server(path)
-    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    mode = path.stat().st_mode
+    assert stat.S_ISSOCK(mode) and stat.S_IMODE(mode) == 0o600
     send(path, "stop")
     assert made.asked == ["stop"]
     made.server.close()
     assert not path.exists()
-
-
-def test_a_folder_without_room_for_a_socket_is_an_oserror(tmp_path: Path) -> None:
-    with pytest.raises(OSError):
-        ControlServer(tmp_path / "missing" / "control.sock", print).start()
 
 
 def test_a_request_that_takes_too_long_is_dropped(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

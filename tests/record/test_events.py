@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from record_help import end, event_sequences, mark, run_event, through_json, window
 
-from ndd_engine.record.event import DEPTH, LARGEST, LARGEST_INT
-from ndd_engine.record.events import EVENT_TYPES, Event, SampleEvent, StageEvent, decode, parse
+from ndd_engine.record.event import DEPTH, LARGEST_INT
+from ndd_engine.record.events import Event, SampleEvent, decode, parse
 
 
 def test_a_line_carries_version_type_time_and_units() -> None:
@@ -56,16 +56,6 @@ def test_a_line_cut_anywhere_is_skipped_or_whole() -> None:
     assert parse(line) == (1.0, run_event())
 
 
-def test_each_type_has_its_own_name() -> None:
-    assert set(EVENT_TYPES) == {
-        "run", "stage", "window", "rank", "ranks", "sample", "memory", "setting", "work", "loader", "baseline",
-        "kernels", "stacks", "functions", "not_finite", "holders", "finding", "trial", "scalars", "texts", "stall",
-        "death", "descriptors", "mark", "end",
-    }  # fmt: skip
-    for event in (StageEvent("a", "b"), end()):
-        assert through_json(event) == event
-
-
 def nested(depth: int) -> Any:
     value: Any = 1
     for _ in range(depth):
@@ -108,7 +98,3 @@ def test_a_file_name_that_is_no_text_does_not_cost_the_event() -> None:
     found = parse(mark("note", 3, "caf\udce9 \x9b\U0001f600", file="\udcff").to_json(1.0))
     assert found == (1.0, mark("note", 3, "caf\\udce9 \x9b\U0001f600", file="\\udcff"))
     assert mark("note", 3, "é\x9b").to_json(1.0).isascii()
-
-
-def test_products_of_the_largest_numbers_are_finite() -> None:
-    assert float("inf") > LARGEST * LARGEST * LARGEST

@@ -1,13 +1,15 @@
-"""The fold: the same Snapshot whether a run is watched live, attached late or replayed from any point."""
+"""The fold: the same Snapshot whether a run is watched live, attached late or replayed; curves of bounded length."""
 
 from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from qa.ranks.simulated import Planted
 from record_help import (
     end,
     event_sequences,
@@ -21,11 +23,20 @@ from record_help import (
     window,
 )
 
-from ndd_engine.record.events import Event, StageEvent
-from ndd_engine.record.state import KEPT_EVALUATIONS, KEPT_MARKS, KEPT_SETTINGS, RECENT_WINDOWS, RunState
+from ndd_engine.record.event import across
+from ndd_engine.record.events import Event, StageEvent, checker, decoded
+from ndd_engine.record.state import (
+    CAPACITY,
+    KEPT_EVALUATIONS,
+    KEPT_MARKS,
+    KEPT_SETTINGS,
+    RECENT_WINDOWS,
+    RunState,
+    Trend,
+)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(event_sequences(), st.data())
 def test_restoring_from_any_point_gives_the_same_snapshot(events: list[Event], data: st.DataObject) -> None:
     cut = data.draw(st.integers(0, len(events)))
@@ -66,37 +77,22 @@ def test_a_state_with_other_fields_or_of_another_version_is_refused() -> None:
 
 def test_a_new_state_says_nothing_it_does_not_know() -> None:
     snapshot = RunState().snapshot()
-    assert snapshot.status == "preparing"
-    assert (snapshot.run, snapshot.loss, snapshot.eta_s, snapshot.steps_per_s, snapshot.step_ns) == (
-        None,
-    ) * 5
-    assert snapshot.idle.share is None and snapshot.idle.reason
-    assert snapshot.progress == 0
-    assert not snapshot.final
+    assert (snapshot.status, snapshot.progress, snapshot.final) == ("preparing", 0, False)
+    assert (snapshot.run, snapshot.loss, snapshot.eta_s, snapshot.micro_steps) == (None,) * 4
+    assert (snapshot.steps_per_s, snapshot.step_ns, snapshot.idle.share) == (None,) * 3
+    assert snapshot.idle.reason
 
 
 def test_rates_are_of_the_recent_windows_without_evaluation_and_checkpoints() -> None:
-    overhead = {
-        "forward": phase(100_000_000),
-        "evaluate": phase(300_000_000),
-        "checkpoint": phase(100_000_000),
-    }
-    snapshot = folded(
-        run_event(),
-        window(1, 1, 100_000_000),
-        window(2, 1, 500_000_000, phases=overhead),
-        window(4, 2, 200_000_000),
-    ).snapshot()
+    times = {"forward": 100_000_000, "evaluate": 300_000_000, "checkpoint": 100_000_000}
+    overhead = window(2, 1, 500_000_000, phases={name: phase(ns) for name, ns in times.items()})
+    snapshot = folded(run_event(), window(1, 1, 100_000_000), overhead, window(4, 2, 200_000_000)).snapshot()
     # Four steps in 400 ms of steps; the 400 ms aside count for the elapsed time only.
-    assert snapshot.step_ns == pytest.approx(100e6)
-    assert snapshot.steps_per_s == pytest.approx(10)
-    assert snapshot.items_per_s == pytest.approx(160)
-    assert snapshot.tokens_per_s == pytest.approx(10_240)
-    assert snapshot.elapsed_s == pytest.approx(0.8)
+    assert (snapshot.step_ns, snapshot.elapsed_s) == (pytest.approx(100e6), pytest.approx(0.8))
+    rates = (snapshot.steps_per_s, snapshot.items_per_s, snapshot.tokens_per_s)
+    assert rates == pytest.approx((10, 160, 10_240))
     assert (snapshot.step, snapshot.items, snapshot.tokens) == (4, 64, 4096)
-
-
-def test_only_the_newest_windows_count_for_the_rates() -> None:
+    # Only the newest windows count.
     slow = [window(step, 1, 10**10) for step in range(1, 6)]
     fast = [window(step, 1, 10**8) for step in range(6, 6 + RECENT_WINDOWS)]
     assert folded(run_event(), *slow, *fast).snapshot().steps_per_s == pytest.approx(10)
@@ -149,7 +145,7 @@ def test_the_best_evaluation_follows_its_first_metric(better: str, step: int) ->
 
 def test_statuses_follow_the_run() -> None:
     state = RunState()
-    seen = []
+    seen, stages = [], []
     for event in (
         StageEvent("prepare", "reading"), run_event(), window(1), status("evaluating"), window(1, 0),
         status("training"), status("paused"), mark("pause", 1), window(1, 0), status("stopping"), window(2),
@@ -157,20 +153,13 @@ def test_statuses_follow_the_run() -> None:
     ):  # fmt: skip
         state.fold(1.0, event)
         seen.append(state.snapshot().status)
+        stages.append(state.snapshot().stage)
+    assert stages == ["reading", "reading", *[""] * 10]  # shown until the first step
     assert seen == [
         "preparing", "preparing", "training", "evaluating", "evaluating", "training",
         "paused", "paused", "paused", "stopping", "stopping", "stopped",
     ]  # fmt: skip
-    snapshot = state.snapshot()
-    assert snapshot.final
-    assert (snapshot.reason, snapshot.stage) == ("because", "")
-
-
-def test_the_stage_is_shown_until_the_first_step() -> None:
-    state = folded(StageEvent("prepare", "reading"))
-    assert state.snapshot().stage == "reading"
-    state.fold(2.0, window(1))
-    assert state.snapshot().stage == ""
+    assert state.snapshot().final and state.snapshot().reason == "because"
 
 
 def test_the_state_stays_small_however_long_the_run() -> None:
@@ -204,22 +193,16 @@ def test_the_newest_of_each_setting_is_kept_in_the_order_they_first_came() -> No
         setting("precision.amp"),
         setting("loader.workers", verified="4 answered"),
     )
-    found = state.snapshot().settings
-    assert [(item.name, item.in_effect) for item in found] == [
-        ("loader.workers", True),
-        ("precision.amp", True),
-    ]
-    assert found[0].verified == "4 answered"
-    assert state.snapshot().warnings == 0
+    workers, amp = state.snapshot().settings
+    assert (workers.name, workers.in_effect, workers.verified) == ("loader.workers", True, "4 answered")
+    assert amp.name == "precision.amp" and state.snapshot().warnings == 0
     # A resumed run applies and verifies its own.
     state.fold(9.0, StageEvent("resume", "importing torch"))
     assert state.snapshot().settings == ()
 
 
 def test_a_setting_that_is_not_in_effect_is_one_warning() -> None:
-    lost = setting(
-        "loader.pin_memory", False, requested="true", applied="true", verified="no CUDA GPU", step=7
-    )
+    lost = setting("loader.pin_memory", False, verified="no CUDA GPU", step=7)
     state = folded(run_event(), lost, lost)
     snapshot = state.snapshot()
     assert snapshot.warnings == 1
@@ -232,6 +215,97 @@ def test_a_setting_that_is_not_in_effect_is_one_warning() -> None:
 
 
 def test_micro_steps_are_those_that_were_done() -> None:
-    assert folded(run_event(), window(4, 4)).snapshot().micro_steps == 1
     assert folded(run_event(), window(4, 4, micro_steps=64)).snapshot().micro_steps == 16
-    assert folded(run_event()).snapshot().micro_steps is None
+
+
+# Several ranks.
+
+
+def test_windows_of_ranks_are_restored_and_forgotten_when_a_run_resumes() -> None:
+    state = folded(run_event(), *Planted(8, late=(5,), late_ms=20.0).events(20))
+    restored = RunState.from_line(state.to_line(1.0))
+    assert restored.snapshot().ranks == state.snapshot().ranks is not None
+    assert len(state.recent_ranks) == RECENT_WINDOWS
+    state.fold(99.0, StageEvent("resume", "resuming"))
+    assert state.snapshot().ranks is None
+
+
+def test_a_fold_event_of_many_ranks_stays_small() -> None:
+    state = folded(run_event(), *Planted(1024, noise=(0.01, 0.01)).events(13))
+    assert len(json.dumps(json.loads(state.to_line(1.0))["state"]["recent_ranks"])) < 16_000
+
+
+def test_the_longest_rank_is_named_only_if_it_is_the_same_mostly() -> None:
+    late = across(Planted(4, late=(2,), late_ms=20.0).events())
+    assert late is not None
+    assert late.longest["data_wait"][1] == 2
+    assert late.longest["own"][1] == 2
+    even = across(Planted(16, lasting=0.0).events())
+    assert even is not None
+    assert even.longest["forward"][1] is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"columns_us": {"own": [1.0, 2.0]}}, {"rows_us": {"1": "x"}}, {"late": {"rank": 1}}, {"world": -1}],
+)
+def test_a_damaged_event_is_refused(change: dict[str, object]) -> None:
+    body = json.loads(Planted(2).events(1)[0].to_json(1.0))
+    with pytest.raises(ValueError, match=next(iter(change))):
+        decoded({**body, **change})
+
+
+# Curves.
+
+
+def trend_of(values: list[float]) -> Trend:
+    trend = Trend()
+    for x, value in enumerate(values, start=1):
+        trend.add(x, value)
+    return trend
+
+
+@given(st.integers(1, 1500), st.randoms(use_true_random=False))
+def test_few_points_the_whole_range_the_same_mean(count: int, random: object) -> None:
+    values = [random.uniform(-5, 5) for _ in range(count)]  # type: ignore[attr-defined]
+    trend = trend_of(values)
+    view = trend.view()
+    assert len(view) <= CAPACITY
+    assert [x for x, _ in view] == sorted({x for x, _ in view})
+    assert view[-1][0] == count
+    # Every bucket is the mean of its own values, so the weighted mean is the mean of all.
+    begin = 0
+    for x, mean in view:
+        assert mean == pytest.approx(sum(values[begin:x]) / (x - begin))
+        begin = x
+    assert begin == count
+
+
+def test_cut_forgets_what_came_later_and_goes_on() -> None:
+    trend = trend_of([float(x) for x in range(1, 101)])
+    trend.cut(40)
+    assert trend.view()[-1] == (40, 40.0)
+    trend.add(41, 7.0)
+    assert trend.view()[-1] == (41, 7.0)
+
+
+def test_cut_inside_a_bucket_keeps_x_rising() -> None:
+    trend = trend_of([1.0] * 5000)
+    trend.cut(3001)
+    assert max(x for x, _ in trend.view()) <= 3001
+    for x in range(3002, 4000):
+        trend.add(x, 1.0)
+    xs = [x for x, _ in trend.view()]
+    assert xs == sorted(set(xs))
+    assert xs[-1] == 3999
+
+
+@given(st.integers(0, 1200), st.integers(0, 600))
+def test_written_and_read_back_it_goes_on_the_same(before: int, after: int) -> None:
+    trend = trend_of([x * 0.5 for x in range(before)])
+    again = checker(Trend).validate_python(json.loads(json.dumps(asdict(trend))))
+    for x in range(after):
+        trend.add(before + x + 1, float(x))
+        again.add(before + x + 1, float(x))
+    assert again.view() == trend.view()
+    assert again == trend

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import resource
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -66,32 +68,26 @@ def warnings(recorder: Recorder) -> list[str]:
 
 
 def test_events_are_folded_and_written_in_order(tmp_path: Path) -> None:
+    """Behind a torn line of an earlier process; the listener hears each event after it was folded."""
     path = tmp_path / "events.jsonl"
-    with recording(path) as recorder:
+    path.write_bytes(b'{"v":2,"type":"wind')
+    heard: list[int] = []
+    with recording(path, lambda _, event: heard.append(recorder.snapshot().step)) as recorder:
         recorder.put(run_event())
         for step in range(1, 200):
             recorder.put(window(step, loss=1 / step))
         recorder.put(end("done", 199))
         assert recorder.flush()
         live = recorder.snapshot()
-    assert steps(path) == list(range(1, 200))
+    assert steps(path) == list(range(1, 200)) and heard == [*range(200), 199]
     assert (live.step, live.status, live.dropped_events) == (199, "done", 0)
     assert snapshot_of(RunDir(tmp_path)) == live
 
 
 def test_put_is_safe_from_many_threads(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
-    with recording(path) as recorder:
-        threads = [
-            threading.Thread(
-                target=lambda name=name: [recorder.put(mark("note", n, name)) for n in range(300)]
-            )  # type: ignore[misc]
-            for name in "abcd"
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+    with recording(path) as recorder, ThreadPoolExecutor(4) as pool:
+        pool.map(lambda n: recorder.put(mark("note", n)), range(1200))
     assert len(written(path)) == 1200
 
 
@@ -159,18 +155,6 @@ def test_a_listener_that_raises_costs_neither_the_record_nor_the_run(tmp_path: P
     assert len(path.read_bytes().splitlines()) == 51
 
 
-def test_the_listener_hears_every_event_after_it_was_folded(tmp_path: Path) -> None:
-    heard: list[tuple[Event, int]] = []
-    recorder = Recorder(
-        tmp_path / "events.jsonl", None, lambda _, event: heard.append((event, recorder.snapshot().step))
-    )
-    recorder.start()
-    for step in range(1, 20):
-        recorder.put(window(step))
-    recorder.close()
-    assert heard == [(window(step), step) for step in range(1, 20)]
-
-
 def test_an_event_that_cannot_be_written_is_one_warning(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     with recording(path) as recorder:
@@ -193,27 +177,16 @@ def test_nothing_that_goes_wrong_reaches_the_side_that_trains(tmp_path: Path) ->
     recorder.close()
     recorder.put(window(2))  # after the end
     assert recorder.flush()
-
-
-def test_a_record_without_a_file_is_only_watched() -> None:
+    # Without a file, a run is only watched.
     with recording(None) as recorder:
         recorder.put(window(3))
         recorder.flush()
-        assert recorder.snapshot().step == 3
-        assert recorder.dropped == 0
+        assert recorder.snapshot().step == 3 and recorder.dropped == 0
 
 
 def test_a_folder_that_is_missing_is_told_at_the_start(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         Recorder(tmp_path / "no" / "events.jsonl").start()
-
-
-def test_a_log_goes_on_behind_a_torn_line(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    path.write_bytes((window(1).to_json(1.0) + "\n").encode() + b'{"v":2,"type":"wind')
-    with recording(path) as recorder:
-        recorder.put(window(2))
-    assert written(path) == [window(1), window(2)]
 
 
 def test_the_state_is_written_now_and_then(tmp_path: Path) -> None:
@@ -256,6 +229,11 @@ def test_a_folder_that_is_moved_away_is_reported_and_nothing_is_lost_if_it_retur
         gone = recorder.deleted()
         assert gone is not None and recorder.trouble == gone and str(folder) in gone
         assert len(warnings(recorder)) == 1 and gone in warnings(recorder)[0]
+        # Another that took its name is not the same one.
+        folder.mkdir()
+        (folder / "events.jsonl").touch()
+        assert recorder.deleted() is not None
+        shutil.rmtree(folder)
         elsewhere.rename(folder)
         recorder.put(window(4))
         recorder.flush()
@@ -314,7 +292,8 @@ def test_what_waits_for_a_file_system_is_limited_and_the_rest_is_counted(
             recorder.put(window(step))
         assert recorder.settle()
         dropped = recorder.dropped
-        assert 80 < dropped < 100 and recorder.snapshot().dropped_events == dropped
+        # The thread that writes has taken what waited once, at most.
+        assert 70 < dropped < 100 and recorder.snapshot().dropped_events == dropped
         hung.set()
         while recorder.trouble:
             time.sleep(0.01)
@@ -330,13 +309,3 @@ def test_closing_gives_up_on_a_file_system_that_hangs(tmp_path: Path, hung: thre
     recorder.put(window(1))
     recorder.close(0.1)
     assert recorder.snapshot().step == 1
-
-
-def test_a_folder_that_another_took_the_name_of_is_gone(tmp_path: Path) -> None:
-    folder = tmp_path / "one"
-    folder.mkdir()
-    with recording(folder / "events.jsonl") as recorder:
-        folder.rename(tmp_path / "two")
-        folder.mkdir()
-        (folder / "events.jsonl").touch()
-        assert recorder.deleted() is not None

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from record_help import held
 
 from ndd_engine.errors import EXIT_USAGE, RunLockedError, UsageError
 from ndd_engine.record.rundir import (
-    ENV_RUNS,
     RunDir,
     RunLock,
     all_runs,
@@ -21,7 +21,6 @@ from ndd_engine.record.rundir import (
     discard,
     find_run,
     new_run_dir,
-    runs_root,
     set_aside,
 )
 
@@ -52,46 +51,17 @@ def test_a_second_process_is_refused_and_told_who_writes(run: RunDir) -> None:
     assert run.live_owner() is None
 
 
-def test_two_in_one_process_exclude_each_other_too(run: RunDir) -> None:
-    lock = RunLock(run)
-    lock.acquire()
-    with pytest.raises(RunLockedError, match=f"process {os.getpid()}"):
-        RunLock(run).acquire(patience_s=0)
-    lock.release()
-    RunLock(run).acquire(patience_s=0)
-
-
 def test_viewers_never_keep_the_writer_out(run: RunDir) -> None:
-    lock = RunLock(run)
-    lock.acquire()
-    lock.release()
-    done = threading.Event()
-
-    def look() -> None:
-        while not done.is_set():
-            run.live_owner()
-
-    viewers = [threading.Thread(target=look) for _ in range(2)]
-    for viewer in viewers:
-        viewer.start()
-    try:
-        for _ in range(20):
-            lock.acquire(patience_s=20)
-            lock.release()
-    finally:
-        done.set()
-        for viewer in viewers:
-            viewer.join()
-
-
-def test_a_lock_that_says_nothing_is_still_a_lock(run: RunDir) -> None:
-    lock = RunLock(run)
-    lock.acquire()
-    run.lock.write_text("no json")
-    assert run.live_owner() == {"pid": "?", "host": "?"}
-    with pytest.raises(RunLockedError, match=r"process \?"):
-        RunLock(run).acquire(patience_s=0)
-    lock.release()
+    lock, done = RunLock(run), threading.Event()
+    with ThreadPoolExecutor(2) as pool:
+        viewers = [pool.submit(lambda: [run.live_owner() for _ in iter(done.is_set, True)]) for _ in range(2)]
+        try:
+            for _ in range(20):
+                lock.acquire(patience_s=20)
+                lock.release()
+        finally:
+            done.set()
+    assert all(viewer.result() is not None for viewer in viewers)
 
 
 def test_runs_are_numbered_behind_the_highest(tmp_path: Path) -> None:
@@ -106,18 +76,14 @@ def test_runs_are_numbered_behind_the_highest(tmp_path: Path) -> None:
     assert new_run_dir(tmp_path, None, "eeg").name == "eeg-019"
     (tmp_path / "eeg-999").mkdir()
     assert new_run_dir(tmp_path, None, "eeg").name == "eeg-1000"
+    # A run of one's own model is named after its module.
+    assert new_run_dir(tmp_path, None, "a.my_net:make").name == "my_net-001"
+    assert new_run_dir(tmp_path, None, "_über:f").name == "ber-001"
 
 
 def test_many_at_once_get_folders_of_their_own(tmp_path: Path) -> None:
-    found: list[str] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(new_run_dir(tmp_path, None, "eeg").name))
-        for _ in range(20)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(20) as pool:
+        found = pool.map(lambda _: new_run_dir(tmp_path, None, "eeg").name, range(20))
     assert sorted(found) == [f"eeg-{number:03d}" for number in range(1, 21)]
 
 
@@ -162,14 +128,6 @@ def test_a_run_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
         find_run(tmp_path / "none", "x")
 
 
-def test_where_runs_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(ENV_RUNS, raising=False)
-    assert runs_root() == Path("runs")
-    monkeypatch.setenv(ENV_RUNS, str(tmp_path))
-    assert runs_root() == tmp_path
-    assert runs_root(Path("given")) == Path("given")
-
-
 def test_a_folder_that_may_not_be_searched_hides_no_other_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,9 +154,13 @@ def test_a_lock_that_is_no_file_or_names_nobody_is_harmless(run: RunDir) -> None
     run.lock.unlink()
     lock = RunLock(run)
     lock.acquire()
-    for text in ("", "[" * 4000, "3", '{"pid": "\\u001b", "host": 7}', '{"pid": 1e999}'):
+    with pytest.raises(RunLockedError, match=f"process {os.getpid()}"):
+        RunLock(run).acquire(patience_s=0)  # also in one process
+    for text in ("no json", "", "[" * 4000, "3", '{"pid": "\\u001b", "host": 7}', '{"pid": 1e999}'):
         run.lock.write_text(text)
         assert run.live_owner() == {"pid": "?", "host": "?"}
+        with pytest.raises(RunLockedError, match=r"process \?"):
+            RunLock(run).acquire(patience_s=0)
     run.lock.write_text('{"pid": 7, "host": "\\u001b[31m"}')
     assert run.live_owner() == {"pid": 7, "host": "\\x1b[31m"}
     lock.release()

@@ -1,7 +1,7 @@
 """Planted faults are found where they are real, in a script.
 
 Other findings may come first on a busy machine: `python -m benchmarks script_faults` plants all faults, and counts what
-is named first. All rules, with what is recorded of each kind of run: tests/diagnose/test_kinds_of_runs.py. Ranks:
+is named first. All rules, with what is recorded of each kind of run: tests/diagnose/test_causes.py. Ranks:
 test_torchrun.py.
 """
 

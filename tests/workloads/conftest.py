@@ -1,20 +1,15 @@
-"""Configurations, texts and recordings for the workload tests; real data only where NDD_TEST_DATA points."""
+"""Texts and recordings for the workload tests; real data only where NDD_TEST_DATA points."""
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from own_help import module, own  # noqa: F401  fixtures of the tests of own workloads
-
-from ndd_engine.config.schema import Config
-
-MakeConfig = Callable[..., Config]
 
 
 @pytest.fixture(autouse=True)
@@ -23,18 +18,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-@pytest.fixture
-def make_config() -> MakeConfig:
-    """make_config({"name": "eeg"}, micro=8, sequence=16) with the other values at their defaults."""
-
-    def make(workload: dict[str, Any], seed: int = 1337, **batch: int) -> Config:
-        return Config.model_validate(
-            {"run": {"epochs": 1, "seed": seed}, "workload": workload, "batch": batch}
-        )
-
-    return make
 
 
 @pytest.fixture

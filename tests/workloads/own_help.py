@@ -10,13 +10,13 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
+from workload_help import configured
 
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.factory_data import prepare
 
-MakeConfig = Callable[..., Config]
 Prepare = Callable[..., Workload]
 _numbers = itertools.count()
 
@@ -77,17 +77,16 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], s
 
 
 @pytest.fixture
-def own(module: Callable[[str], str], make_config: MakeConfig) -> Prepare:
-    """own(source) prepares the factory of a module with that source below START."""
+def own(module: Callable[[str], str]) -> Prepare:
+    """own(source) prepares the factory of a module with that source below START. sections: of the configuration."""
 
     def make(
-        source: str = PLAIN, options: dict[str, Any] | None = None, loader: Any = None, **batch: int
+        source: str = PLAIN, options: dict[str, Any] | None = None, **sections: dict[str, Any]
     ) -> Workload:
         section = {"name": f"{module(source)}:factory", "options": options or {}}
-        config = make_config(section, **{"micro": 4, **batch})
-        if loader is not None:
-            config = Config.model_validate({**config.model_dump(), "loader": loader})
-        return prepare(config)
+        base = configured(section, **{"micro": 4, **sections.pop("batch", {})}).model_dump()
+        changed = {name: {**base[name], **values} for name, values in sections.items()}
+        return prepare(Config.model_validate({**base, **changed}))
 
     return make
 

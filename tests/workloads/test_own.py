@@ -1,4 +1,4 @@
-"""A user's own workload: what a factory may give, what is decided for it, and its options."""
+"""A user's own workload: what a factory may give, its options, and how it is taken."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 from own_help import PLAIN, Prepare, giving, mistakes
 from torch.utils.data import default_collate
+from workload_help import configured
 
 from ndd_engine.config import read, to_toml
-from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError
 from ndd_engine.workloads.base import MeanLoss
 from ndd_engine.workloads.factory_data import prepare
@@ -137,18 +137,13 @@ def test_own_forward_metric_words_and_parts(own: Prepare) -> None:
 
 def test_weights_depend_on_the_seed_alone(own: Prepare) -> None:
     source = "torch.randn(7)\n" + PLAIN  # what a module draws when it is imported must not count
-    name_and_weights = []
+    found = []
     for _ in range(2):
         torch.manual_seed(99)
         workload = own(source)
-        again = prepare(
-            Config.model_validate(
-                {"run": {"epochs": 1}, "workload": {"name": workload.name}, "batch": {"micro": 4}}
-            )
-        )
-        name_and_weights += [workload.model.state_dict(), again.model.state_dict()]
-    first = name_and_weights[0]
-    assert all(torch.equal(first[key], other[key]) for other in name_and_weights for key in first)
+        again = prepare(configured({"name": workload.name}, micro=4))
+        found += [workload.model.state_dict(), again.model.state_dict()]
+    assert all(torch.equal(found[0][key], other[key]) for other in found for key in found[0])
 
 
 # Options.
@@ -204,31 +199,19 @@ def test_options_and_path_survive_the_written_toml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sets", "expected"),
+    ("name", "sets", "expected"),
     [
-        ("workload.options.rate=inf", "finite"),
-        ("workload.size=auto", '"auto"'),
-        ("workload.optoins.width=3", "options?"),
-        ("workload.options=3", "workload.options"),
+        ("a:b", ["workload.options.rate=inf"], "finite"),
+        ("a:b", ["workload.optoins.width=3"], "options?"),
+        ("a:b", ["workload.options=3"], "workload.options"),
+        ("a b:c", [], "a b:c"),
+        ("a:", [], "a:"),
+        ("src/net.py:make", [], "src.net:make?"),
+        ("a:b:c", [], "a:b:c"),
+        ("\x1b[2J:c", [], "\\x1b"),
     ],
 )
-def test_mistakes_in_the_section(sets: str, expected: str) -> None:
+def test_mistakes_in_the_section(name: str, sets: list[str], expected: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        read(None, [sets, "run.epochs=1"], "a:b").resolve()
-    assert expected in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("a b:c", "a b:c"),
-        ("a:", "a:"),
-        ("src/net.py:make", "src.net:make?"),
-        ("a:b:c", "a:b:c"),
-        ("\x1b[2J:c", "\\x1b"),
-    ],
-)
-def test_names_that_are_none(name: str, expected: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read(None, ["run.epochs=1"], name).resolve()
+        read(None, [*sets, "run.epochs=1"], name).resolve()
     assert expected in str(caught.value) and "\x1b" not in str(caught.value)

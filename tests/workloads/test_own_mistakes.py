@@ -1,19 +1,20 @@
-"""A user's own workload: mistakes in its module and in its factory's result are reported at once, with location."""
+"""A user's own workload: mistakes in its module, in what its factory gives and in settings are told, with location."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from own_help import PLAIN, START, Prepare, giving, line_of, mistakes
 from torch.utils.data import default_collate
 
 from ndd_engine.config import read
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError, TrainingError
-from ndd_engine.record.rundir import new_run_dir
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import problems
 
@@ -276,20 +277,6 @@ def test_another_module_of_that_name_is_not_taken_for_it(
         prepare(Config.model_validate(config))
 
 
-@pytest.mark.parametrize(
-    ("workload", "name"),
-    [
-        ("my_workload:factory", "my_workload-001"),
-        ("a.b.net:make", "net-001"),
-        ("_über:f", "ber-001"),
-        ("eeg", "eeg-001"),
-    ],
-)
-def test_the_run_is_named_after_the_module(tmp_path: Path, workload: str, name: str) -> None:
-    assert new_run_dir(tmp_path, None, workload).name == name
-    assert new_run_dir(tmp_path, None, workload).name == name.replace("001", "002")
-
-
 def test_a_factory_reports_mistakes_of_its_settings_together(own: Prepare) -> None:
     source = (
         "def factory(settings):\n"
@@ -297,6 +284,94 @@ def test_a_factory_reports_mistakes_of_its_settings_together(own: Prepare) -> No
         "    settings.problems.add('workload.options.width', 'is odd', settings.option('width', 1), 'even')\n"
         "    settings.problems.stop(f'{settings.micro * settings.accumulation * settings.ranks} at once')\n"
     )
-    first, second = mistakes(own, source, options={"width": 3}, accumulation=2)
+    first, second = mistakes(own, source, options={"width": 3}, batch={"accumulation": 2})
     assert "workload.options.width = 3" in first and "is odd" in first and "even" in first
     assert 'workload.data = "builtin"' in second and "8 at once" in second
+
+
+NET = "def factory(settings):\n    net = Net()\n    {body}\n    return dict(model=net, train_data=Pairs(), {parts})\n"
+SGD = "optimizer=torch.optim.SGD(net.parameters(), lr=0.1)"
+
+
+def source(parts: str, body: str = "pass") -> str:
+    return NET.format(parts=parts, body=body)
+
+
+# A part, and what the message begins with.
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        ("loss=loss, optimizer='adam'", "optimizer: is a str"),
+        ("loss=loss, optimizer={'a': 3}", "optimizer[a]: is an int"),
+        ("loss=loss, optimizer=[]", "optimizer: is empty"),
+        ("loss=loss, optimizer=torch.optim.SGD(net.head.parameters(), lr=1)", "encoder.weight and 1 more"),
+        (
+            "loss=loss, optimizer=torch.optim.SGD([*net.parameters(), *Net().parameters()], lr=1)",
+            "holds 4 parameters",
+        ),
+        ("loss=loss, optimizer=torch.optim.LBFGS(net.parameters())", "LBFGS"),
+        ("loss=loss, lr=0.1", "lr: is a float"),
+        ("loss=loss, lr=lambda a, b, c: 1", "lr: cannot be called as lr(step, total_steps)"),
+        ("loss=loss, scheduler_every='step'", "scheduler_every"),
+        (
+            "loss=loss, scheduler=torch.optim.lr_scheduler.StepLR(torch.optim.SGD(net.parameters(), lr=1), 2)",
+            "scheduler",
+        ),
+        (f"loss=loss, {SGD}, scheduler=3", "scheduler: is an int"),
+        ("loss=loss, optimiser=3", "did you mean optim"),
+        ("loss=loss, xyz=3", "xyz"),
+        ("step=lambda batch, train: None", "eval_step: is missing"),
+        ("step=lambda batch, train: None, eval_step=lambda model, batch: 0, loss=loss", "loss"),
+        ("loss=loss, eval_step=lambda model, batch: 0, metric=lambda: None", "metric"),
+        ("loss=loss, stateful={'a': 3}", "stateful[a]: is an int"),
+        ("loss=loss, on_step=3", "on_step: is an int"),
+        ("loss=loss, on_evaluate=lambda: 0", "on_evaluate(metrics, train)"),
+        ("loss=loss, state=lambda batch: 0, forward=lambda m, b: 0", "forward(model, ba"),
+        (f"loss=loss, {SGD}, lr=lambda step: 1, scheduler=scheduler", "lr: is not used"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(own: Prepare, parts: str, named: str) -> None:
+    body = "pass"
+    if "scheduler=scheduler" in parts:
+        body = "sgd = torch.optim.SGD(net.parameters(), lr=1); scheduler = torch.optim.lr_scheduler.StepLR(sgd, 2)"
+        parts = parts.replace(SGD, "optimizer=sgd")
+    found = mistakes(own, source(parts, body))
+    assert any(named in text for text in found), found
+
+
+PLATEAU = "loss=loss, optimizer=sgd, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau"
+
+
+@pytest.mark.parametrize(
+    ("parts", "sections", "named"),
+    [
+        (f"loss=loss, {SGD}", {"optimizer": {"lr": 0.5}}, "optimizer.lr = 0.5"),
+        ("loss=loss, lr=lambda step: 1", {"schedule": {"kind": "cosine"}}, "schedule.kind"),
+        ("step=lambda b, t: 0, loss=loss", {"speed": {"compile": "default"}}, "speed.compile"),
+        ("step=lambda b, t: 0, loss=loss", {"batch": {"accumulation": 2}}, "batch.accumulation = 2"),
+        (f"{PLATEAU}(sgd)", {"evaluate": {"every_epochs": 0}}, "evaluate.every_epochs"),
+        (f"{PLATEAU}(sgd, 'max')", {}, '"max"'),
+        (f"{PLATEAU}(sgd), scheduler_every='epoch'", {}, "scheduler_every"),
+    ],
+)
+def test_settings_without_effect_are_refused(own: Prepare, parts: str, sections: Any, named: str) -> None:
+    found = mistakes(own, source(parts, "sgd = torch.optim.SGD(net.parameters(), lr=0.1)"), **sections)
+    assert any(named in line for line in found), found
+
+
+def test_settings_that_the_factory_reads_are_used(own: Prepare) -> None:
+    text = source("loss=loss, optimizer=torch.optim.SGD(net.parameters(), lr=settings.optimizer.lr)")
+    workload = own(text, optimizer={"lr": 0.25})
+    assert workload.training.optimizers is not None
+    assert workload.training.optimizers[""].param_groups[0]["lr"] == 0.25
+    with pytest.raises(ConfigError, match="lrr"):
+        own(text.replace(".lr)", ".lrr)"))
+
+
+def test_several_models_are_one_module_dict(own: Prepare) -> None:
+    forward = "lambda model, batch: model['first'](batch[0])"
+    workload = own(giving(model="dict(first=Net(), second=Net())", forward=forward))
+    assert isinstance(workload.model, torch.nn.ModuleDict)
+    assert workload.describe_model().startswith("first, second: ")
+    found = mistakes(own, giving(model="{'keys': Net()}"))
+    assert "is a dict" in found[0]

@@ -1,0 +1,188 @@
+"""What a step does without need: recompilations, retained graphs, dense gradients; and what is not finite."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from planted_runs import NVML, Planted, healthy, profiled, script
+
+from ndd_console.words.run import loss_text, summary
+from ndd_engine.record.events import MarkEvent, NotFiniteEvent
+
+TABLE = ("Net.encoder.table", "Embedding", 1_000_000, 64, 512, 0.95, "Adam")
+
+
+def stepping(tables: list[Any] | None = None, facts: dict[str, Any] | None = None, **more: Any) -> Planted:
+    """A script with a profiled step. tables: its embeddings."""
+    return script(facts, functions=replace(profiled(), tables=tables or []), **more)
+
+
+@pytest.mark.parametrize(("threads", "offered"), [(2, True), (1, False)])
+def test_one_thread_is_offered_where_nothing_slows_a_script_on_the_cpu(threads: int, offered: bool) -> None:
+    found = script(run={"threads": threads}).verdict()
+    assert found.cause == "healthy"
+    assert (("run.threads=1",) in [change.sets for change in found.changes]) is offered
+
+
+@pytest.mark.parametrize(
+    ("run", "cause", "sets", "where", "advice"),
+    [
+        (script({"anomaly": True}), "anomaly", (), None, "set_detect_anomaly"),
+        (script(run={"threads": 8}), "oversubscribed", ("run.threads=2",), None, ""),
+        (
+            stepping(facts={"retains": ["/me/train.py", 27]}),
+            "retain-graph",
+            (),
+            "train.py:27",
+            "retain_graph",
+        ),
+        (stepping(facts={"data_parallel": 8}), "data-parallel", (), None, "--nproc-per-node=8"),
+        (stepping(facts={"data_parallel": 1}), "healthy", None, None, ""),
+        (stepping(), "healthy", None, None, ""),
+    ],
+)
+def test_what_is_told_without_a_cost_in_time(
+    run: Planted, cause: str, sets: tuple[str, ...] | None, where: str | None, advice: str
+) -> None:
+    (found,) = run.found()
+    assert found.cause == cause and found.ceiling is None
+    if sets is not None:
+        change = found.changes[0]
+        assert found.sets == sets and change.where == where and advice in change.text
+
+
+# Recompilation.
+
+
+def recompiled(seconds: float, limit: bool = False) -> MarkEvent:
+    data = {
+        "graphs": 7, "seconds": seconds, "limit": limit, "reason": "bins == 7 (train.py:13 in forward)",
+        "file": "/home/me/train.py", "line": 11, "function": "forward",
+    }  # fmt: skip
+    return MarkEvent("recompile", 40, "", data)
+
+
+def test_recompilation_names_what_changes_and_where() -> None:
+    found = script(marks=[recompiled(1.5)]).named("recompile")
+    assert "bins" in found.title and found.share is not None and 0.1 < found.share < 0.4
+    assert found.changes[0].where == "train.py:11 in forward" and not found.sets
+    assert any("train.py:13" in item.text for item in found.evidence)
+    assert "recompile" not in script(marks=[recompiled(0.01)]).causes()
+
+
+def test_a_function_that_is_compiled_no_more_is_told_however_short_the_compilations_were() -> None:
+    found = script(marks=[recompiled(0.01, limit=True)]).named("recompile")
+    assert "step 40" in found.title and found.ceiling is None
+    slow = healthy(data_wait=8.0)
+    assert script(marks=[recompiled(0.01, limit=True)], phases=slow).verdict().cause == "recompile"
+    assert script(marks=[recompiled(1.5)], phases=slow).verdict().cause == "data-wait"
+
+
+# Dense gradients of tables.
+
+
+@pytest.mark.parametrize(("optimizer", "backward", "zero"), [(4.0, 16.0, 1.0), (60.0, 40.0, 8.0)])
+def test_a_dense_gradient_costs_what_all_phases_take_for_its_table(
+    optimizer: float, backward: float, zero: float
+) -> None:
+    phases = healthy(forward=2.0, loss=0.5, backward=backward, optimizer=optimizer, zero_grad=zero)
+    found = stepping([TABLE], phases=phases).verdict()
+    assert found.cause == "dense-embedding" and "Net.encoder.table" in found.title
+    cost = 0.95 * (optimizer + zero + backward - 2 * 2.5)
+    assert found.share == pytest.approx(cost / sum(phases.values()), abs=0.01)
+    assert "1,000,000" in found.title and "512" in found.title
+    assert "sparse=True" in found.changes[0].text and "SparseAdam" in found.changes[0].text
+
+
+def test_its_ceiling_is_large_where_nothing_else_takes_time() -> None:
+    much = {"forward": 0.3, "backward": 300.0, "optimizer": 1700.0, "zero_grad": 70.0}
+    found = stepping([(*TABLE[:5], 0.9999, "Adam")], phases=dict.fromkeys(healthy(), 0.0) | much).verdict()
+    assert found.ceiling == 100.0  # the largest that is told
+
+
+def test_an_optimizer_that_takes_sparse_gradients_stays_and_clipping_is_counted() -> None:
+    run = stepping([(*TABLE[:6], "SGD")], phases=healthy(optimizer=6.0, clip=6.0))
+    found = run.named("dense-embedding")
+    assert "SGD takes such gradients" in found.changes[0].text and "clip_grad_norm_" in found.changes[0].text
+    assert any("clipping" in item.text for item in found.evidence)
+
+
+def test_one_cause_has_one_finding_and_small_costs_none() -> None:
+    causes = stepping([TABLE], phases=healthy(optimizer=30.0)).causes()
+    assert causes[0] == "dense-embedding" and "optimizer" not in causes
+    assert "optimizer" in stepping(phases=healthy(optimizer=30.0)).causes()
+    assert stepping([TABLE]).causes() == ["healthy"]  # backward takes no more than that of any model
+    assert stepping([(*TABLE[:5], 0.1, "Adam")], phases=healthy(optimizer=6.0)).causes() == ["healthy"]
+
+
+def test_a_gpu_is_judged_by_its_own_clock() -> None:
+    device = {"forward": 7.0, "loss": 0.5, "backward": 11.5, "optimizer": 0.4, "zero_grad": 0.1}
+    run = stepping([TABLE], phases=healthy(optimizer=12.0), device=device, gpu=NVML)
+    assert "dense-embedding" not in run.causes()
+    assert replace(run, device={**device, "optimizer": 12.0}).verdict().cause == "dense-embedding"
+
+
+# Not finite.
+
+SKIPPING = {"skipped": 19, "first_skipped": 12, "loss_scale": 0.0}
+PLACE = {"file": "/home/me/train.py", "line": 15, "function": "main"}
+
+
+def axis(name: str, at: list[int], places: int, size: int) -> dict[str, Any]:
+    return {"axis": name, "at": at, "places": places, "size": size}
+
+
+@pytest.mark.parametrize(
+    ("origin", "cause", "advice"),
+    [
+        (
+            {"what": "input", "name": "x", "nan": True, **axis("column", [3], 1, 128), "share": 1 / 128},
+            "the input x is not finite (NaN in column 3 of 128)", "repair such values",
+        ),
+        (
+            {"what": "input", "name": "batch['y']", "infinite": True, **axis("item", [1, 2, 4], 9, 64)},
+            "the input batch['y'] is not finite (infinite in 9 of 64 items)", "repair such values",
+        ),
+        (
+            {"what": "output", "name": "blocks.1.norm", "kind": "Norm", "nan": True, "share": 1.0},
+            "the output of blocks.1.norm (Norm) is not finite (NaN in all values), while its inputs are",
+            "division by zero",
+        ),
+        (
+            {"what": "output", "name": "fc", "kind": "Linear", "nan": True, "share": 1.0, "largest": 2e30},
+            "while its inputs are, up to 2e+30", "lower learning rate",
+        ),
+        (
+            {"what": "gradient", "name": "fc.weight", "infinite": True, "share": 0.5, "count": 4, "of": 6},
+            "the gradients of 4 of 6 parameters are not finite, such as fc.weight (infinite in 50 % of its values)",
+            "bfloat16",
+        ),
+        (
+            {"what": "parameter", "name": "fc.weight", "nan": True, "share": 1.0, "count": 2, "of": 2},
+            "2 of 2 parameters are not finite", "continue from a checkpoint",
+        ),
+    ],
+)  # fmt: skip
+def test_skipped_updates_say_what_was_not_finite_first(
+    origin: dict[str, Any], cause: str, advice: str
+) -> None:
+    found = Planted(window=SKIPPING, after={3: [NotFiniteEvent(41, **origin, **PLACE)]}).verdict()
+    assert found.cause == "not-finite" and found.confidence == "certain"
+    assert found.title.startswith("228 of 240 updates skipped (95 %) since step 12: ")
+    assert cause in found.title and advice in found.changes[0].text
+    assert found.changes[0].where == "train.py:15" and any("lowest" in item.text for item in found.evidence)
+
+
+def test_a_loss_that_is_not_finite_is_the_first_finding_and_the_first_line() -> None:
+    snapshot = Planted(window={"bad_loss": ("NaN", 40, 28, 0.7, 0.6)}).snapshot()
+    assert loss_text(snapshot) == "loss NaN since about step 40"
+    assert summary(snapshot, None, "runs/it")[0].startswith("finding: the loss is NaN since about step 40; ")
+    exact = Planted(window={"bad_loss": ("infinite", 40, 39, 0.7, 0.6)}).snapshot()
+    assert loss_text(exact) == "loss infinite since step 40"
+    grown = Planted(window={"bad_loss": ("NaN", 40, 39, 4.5e9, 2.3)}).verdict()
+    assert "it had grown from 2.30 to 4.5e+09" in grown.title
+    assert "lower learning rate" in grown.changes[0].text
+    # It is none any more when losses are finite again.
+    assert "not-finite" not in Planted(window={"skipped": 0, "loss_scale": 65536.0}).causes()
