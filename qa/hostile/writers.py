@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.trial.written_runs import steady, windows, write_run
 
-from ndd_console.jobs.saving import save_new
+from ndd_console.jobs.trials import save_new
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError, UsageError
 from ndd_engine.files import create_text, replacing, write_problem, write_text

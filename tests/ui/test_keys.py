@@ -13,8 +13,7 @@ from textual.pilot import Pilot
 
 from ndd_console.app import ConsoleApp, TuningApp, WizardApp
 from ndd_console.jobs.log_tail import LogTail
-from ndd_console.screens.base import KeyScreen
-from ndd_console.screens.dialogs import Question
+from ndd_console.screens.base import KeyScreen, Question
 from ndd_console.screens.live import MESSAGE_S, LiveScreen
 from ndd_console.screens.pages import HelpScreen, SettingsScreen, StartScreen
 from ndd_console.screens.trial import TrialScreen
@@ -179,7 +178,7 @@ async def test_the_command_of_a_finding_and_the_diff_of_a_trial_are_copied() -> 
         screen = app.screen
         assert isinstance(screen, TrialScreen) and isinstance(screen._trials, FakeTrials)
         screen._trials.jobs[0].result, screen._trials.jobs[0].done = trial_event(), True
-        screen.poll()
+        screen.look_again()
         await press(pilot, "y")
         assert app.clipboard == "+loader.workers=4\n+loader.pin_memory=true"
 

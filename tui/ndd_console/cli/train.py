@@ -72,8 +72,7 @@ def train(asked: Asked) -> int:
     """
     here = place()
     request_of = partial(_request, asked, here)
-    from ndd_console.sessions.headless import ranks_headless, run_headless
-    from ndd_console.sessions.ranks import rank_command, run_rank
+    from ndd_console.sessions.headless import rank_command, ranks_headless, run_headless, run_rank
 
     if here is not None:
         run_rank(request_of, here, asked.as_json)

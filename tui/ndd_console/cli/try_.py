@@ -26,8 +26,7 @@ from ndd_engine.trial.outcome import Progress, TrialRequest
 
 from . import options
 from .completion import run_names
-from .measuring import record, stoppable
-from .printing import ProgressLines, say, show
+from .printing import ProgressLines, record, say, show, stoppable
 
 # Share of the recorded time above which a trial says that it leaves evaluations and checkpoints out.
 LEFT_OUT = 0.02
@@ -99,11 +98,11 @@ def try_(asked: options.Asked) -> int:
     """
     baseline = asked.words[0] if asked.words else None
     if len(asked.words) > 1:
-        from .script_tuning import observed
+        from ndd_engine.script.script_tuning import observe
 
         with stoppable("the trial") as stop:
             command = Command(asked.words, Path.cwd())
-            baseline = observed(asked.root, command, stop, asked.allow_side_effects).name
+            baseline = observe(asked.root, command, say, stop, asked.allow_side_effects).name
         if stop.exit_status:
             return stop.exit_status
     base = baseline_of(baseline, asked.workload, asked.root)
@@ -206,7 +205,6 @@ class TrialProgress(ProgressLines):
         self._elapsed_s = 0.0
 
     def look(self, progress: Progress) -> None:
-        """Called a few times a second."""
         text = printable(measurement(progress))
         if self._moving:
             width = max(shutil.get_terminal_size().columns - 1, 20)
@@ -220,12 +218,10 @@ class TrialProgress(ProgressLines):
         self.stage((stage, progress.abba_blocks), text)
 
     def news(self, text: str) -> None:
-        """A line of its own."""
         self.finish()
         super().news(text)
 
     def finish(self) -> None:
-        """Erase the line that is rewritten in place."""
         if self._shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

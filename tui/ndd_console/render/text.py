@@ -13,8 +13,7 @@ from rich.table import Column
 from rich.table import Table as Grid
 from rich.text import Text as Words
 
-from ndd_console.view.bars import bar, sparkline
-from ndd_console.view.interval import interval_rows
+from ndd_console.view.bars import bar, interval_rows, sparkline
 from ndd_console.view.rows import cells
 from ndd_console.view.style import to_ascii
 from ndd_console.words.blocks import (
@@ -31,9 +30,9 @@ from ndd_console.words.blocks import (
     Table,
     Text,
     Verdict,
+    interval_text,
     safe,
 )
-from ndd_console.words.figures import interval_text
 from ndd_engine.text import duration, printable
 
 WIDTH = 100

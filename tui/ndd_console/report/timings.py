@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ndd_console.words.blocks import Block, Facts, Layer, Stack, Table, Text
-from ndd_console.words.figures import at_most, ns, share_text
-from ndd_console.words.profile import METHODS, capture, colour, functions, idle_bars, stacks
-from ndd_console.words.ranks import phases_table, ranks_facts, slowest
-from ndd_console.words.step import on_gpu, rates, step_time, work_facts
+from ndd_console.words.blocks import Block, Facts, Layer, Stack, Table, Text, at_most, ns, share_text
+from ndd_console.words.diagnosis import METHODS, capture, colour, functions, idle_bars, stacks
+from ndd_console.words.run import on_gpu, phases_table, ranks_facts, rates, slowest, step_time, work_facts
 from ndd_engine.diagnose.process_rules import milliseconds
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.figures import idle as idle_of
 from ndd_engine.record.figures import phase_shares, place_in_step
 from ndd_engine.text import MISSING, number, plural
 
-from .model import COLUMNS, Report
-from .timeline import Slice
+from .model import COLUMNS, Report, Slice
 
 RANK_0 = " These are the phases of rank 0, with its waiting for other ranks; see Ranks."
 NO_STEPS = "No step was measured."

@@ -39,7 +39,6 @@ def changes(old: Row, new: Row) -> list[tuple[int, int]]:
 
 
 def _cells(row: Row) -> list[Span]:
-    """What each cell shows."""
     return [(char, style) for text, style in row for char in _characters(text)]
 
 
@@ -78,7 +77,6 @@ class Canvas(Patched):
 
     @property
     def rows(self) -> Sequence[Row]:
-        """The current rows."""
         return self._rows
 
     def show(self, rows: list[Row]) -> None:

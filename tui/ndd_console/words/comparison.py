@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from ndd_engine.text import MISSING, number, plural, rate, size
 from ndd_engine.trial.compare import NOT_SET, Comparison, Difference, Recorded, SeveralCompared, phase_names
 
-from .blocks import Block, Diff, Facts, Table, clip
-from .figures import ns
+from .blocks import Block, Diff, Facts, Table, clip, ns
 
 # The runs, in their order.
 LETTERS = string.ascii_uppercase
@@ -25,8 +24,12 @@ _ONLY = 2  # settings of one run alone that are named
 _DIFF = 100  # lines of a diff that are shown
 
 
+def unlike_text(comparison: Comparison) -> str:
+    """Why the figures may be misleading, in one line; "" if they are not."""
+    return f"not directly comparable: {'; '.join(comparison.unlike)}" if comparison.unlike else ""
+
+
 def two_compared(comparison: Comparison) -> Iterator[Block]:
-    """Run B compared with run A."""
     sides = ("A", _identity(comparison.a)), ("B", _identity(comparison.b))
     yield Facts((*sides, *_differences(comparison), *_speed(comparison)))
     if comparison.diff:
@@ -129,7 +132,6 @@ def _value(value: float | None) -> str:
 
 
 def several_compared(comparison: SeveralCompared) -> Iterator[Block]:
-    """Several runs compared with the first one."""
     sides = list(zip(LETTERS, comparison.sides, strict=False))
     yield Facts(tuple((letter, _identity(side)) for letter, side in sides))
     changed = [

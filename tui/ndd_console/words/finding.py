@@ -9,8 +9,7 @@ from ndd_engine.diagnose import CAUSES, Change, Finding
 from ndd_engine.record.events import DeathEvent, Event, FindingEvent, MarkEvent, StallEvent
 from ndd_engine.record.figures import death_text
 
-from .blocks import COMMAND, PLACE, Tone, Verdict
-from .figures import at_most, percent
+from .blocks import COMMAND, PLACE, Tone, Verdict, at_most, percent
 
 # Causes that are not a problem; they take one line, in this style.
 CALM = {"healthy": "good", "too-short": "dim"}
@@ -48,7 +47,6 @@ def change_text(finding: Finding, change: Change) -> str:
 
 
 def evidence_text(finding: Finding) -> str:
-    """All evidence in one sentence."""
     text = "; ".join(item.text.rstrip(".") for item in finding.evidence)
     return text[:1].upper() + text[1:]
 

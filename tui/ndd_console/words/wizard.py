@@ -101,7 +101,6 @@ def remark(proposal: Proposal, details: bool = False) -> str:
 def proposal_blocks(
     proposed: ProposalSet, best: Proposal | None, choice: Choice | None = None
 ) -> Iterator[Block]:
-    """The table of proposals with notes."""
     situation = proposed.situation
     yield Text(f"{situation.device_name}: {size(situation.free_bytes)} usable")
     yield from map(Text, situation_texts(proposed))
