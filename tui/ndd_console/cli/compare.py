@@ -78,7 +78,6 @@ def share_of(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise UsageError(
-            f"--fail-if-slower {printable(text)}: not a share; allowed: 0 to below 100 %, as in 5% or 0.05"
-        )
+        allowed = "allowed: 0 to below 100 %, as in 5% or 0.05"
+        raise UsageError(f"--fail-if-slower {printable(text)}: not a share; {allowed}")
     return value

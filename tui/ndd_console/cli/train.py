@@ -103,9 +103,8 @@ def _request(asked: Asked, here: RankPlace | None) -> RunRequest | None:
         raise UsageError("--resume-or-start excludes --resume and --from-step")
     if asked.from_step is not None and asked.resume is None:
         raise UsageError("--from-step needs --resume")
-    if asked.resume is not None and any(
-        given is not None for given in (asked.config, asked.workload, asked.name)
-    ):
+    given = (asked.config, asked.workload, asked.name)
+    if asked.resume is not None and any(each is not None for each in given):
         raise UsageError(
             "--resume uses the configuration of its run: omit CONFIG, --workload and --run (--set still works)"
         )

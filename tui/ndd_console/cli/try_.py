@@ -106,13 +106,10 @@ def try_(asked: options.Asked) -> int:
         if stop.exit_status:
             return stop.exit_status
     base = baseline_of(baseline, asked.workload, asked.root)
-    starts = (
-        *(f"{ARGUMENT}{item}" for item in asked.arguments),
-        *(f"{VARIABLE}{item}" for item in asked.variables),
-    )
-    request = TrialRequest(
-        base, (*asked.sets, *starts), asked.budget, asked.cause, asked.restarts, asked.allow_side_effects
-    )
+    arguments = (f"{ARGUMENT}{item}" for item in asked.arguments)
+    starts = (*arguments, *(f"{VARIABLE}{item}" for item in asked.variables))
+    sets, outside = (*asked.sets, *starts), asked.allow_side_effects
+    request = TrialRequest(base, sets, asked.budget, asked.cause, asked.restarts, outside)
     from ndd_engine.trial.trial import check, held, to_pause
 
     state = None  # of the run of an observed script

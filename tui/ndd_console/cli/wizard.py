@@ -81,9 +81,8 @@ def wizard(asked: options.Asked) -> int:
                 f"-o {printable(str(output))} exists; use --force to change it (comments are preserved)"
             )
         read(output)  # fail early if it is not valid
-    given = {
-        field.name: getattr(asked, field.name) for field in fields(Answers) if hasattr(asked, field.name)
-    }
+    names = [field.name for field in fields(Answers) if hasattr(asked, field.name)]
+    given = {name: getattr(asked, name) for name in names}
     reserve_bytes = None if asked.reserve_memory is None else int(asked.reserve_memory * (1 << 20))
     answers = Answers(**given, hold_effective=not asked.free_batch, reserve_bytes=reserve_bytes)
     draft = answers.draft()

@@ -65,11 +65,8 @@ def details(row: StartRow) -> tuple[str, ...]:
             lines += [f"{path} line {factory.lineno}", *(ast.get_docstring(factory) or "").splitlines()]
         return tuple(map(printable, lines))
     defaults = ndd_profiles.read("workloads", row.name).get("defaults", {})
-    return (
-        *lines,
-        "its defaults, where they differ from those of `ndd-console config`:",
-        *tomlkit.dumps(defaults).splitlines(),
-    )
+    about = "its defaults, where they differ from those of `ndd-console config`:"
+    return (*lines, about, *tomlkit.dumps(defaults).splitlines())
 
 
 def _configurations() -> Iterator[StartRow]:

@@ -132,10 +132,8 @@ class RunTrials:
         changed = check(TrialRequest(self._of, tuple(sets)))
         lines = []
         for key, (before, after) in changed.items():
-            lines += [
-                f"-{key} = {json.dumps(before, default=str)}",
-                f"+{key} = {json.dumps(after, default=str)}",
-            ]
+            old, new = (json.dumps(value, default=str) for value in (before, after))
+            lines += [f"-{key} = {old}", f"+{key} = {new}"]
         return "\n".join(lines)
 
     def write(self, trial: TrialEvent) -> Path:

@@ -168,12 +168,9 @@ class WizardJob(ThreadJob):
         self._train_items = None if known is None else known.train_items
         if known is None:
             return ("the number of items is known after the data has been read",)
-        each = (
-            f", {counted(known.tokens_per_item, known.token or 'token')} each"
-            if known.tokens_per_item
-            else ""
-        )
-        amount = f"{counted(known.train_items, f'training {known.item}')}{each}"
+        amount = counted(known.train_items, f"training {known.item}")
+        if known.tokens_per_item:
+            amount += f", {counted(known.tokens_per_item, known.token or 'token')} each"
         if self._open:
             amount += f" (with size {config.workload.size}; the size is chosen automatically)"
         return (known.text, amount)

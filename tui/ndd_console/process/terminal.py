@@ -40,10 +40,8 @@ def capabilities(ascii_only: bool) -> Look:
 def interactive() -> bool:
     """Whether a screen can be shown: standard input and output are a terminal that is not dumb."""
     streams = (sys.stdin, sys.stdout)  # None if closed
-    return (
-        all(stream is not None and stream.isatty() for stream in streams)
-        and os.environ.get("TERM", "dumb") != "dumb"
-    )
+    terminal = os.environ.get("TERM", "dumb")
+    return terminal != "dumb" and all(stream is not None and stream.isatty() for stream in streams)
 
 
 class LostTerminal(io.TextIOBase):

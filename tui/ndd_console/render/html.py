@@ -224,9 +224,8 @@ class StackPlot(ValuePlot):
             # Areas reach down to 0 and are drawn from the top: each edge is drawn once.
             path = ""
             for run in runs:
-                edge = "".join(
-                    f"V{self.y(high[slot]):.1f}H{self.x((slot + 1) * block.width_s):.1f}" for slot in run
-                )
+                corners = ((self.y(high[slot]), self.x((slot + 1) * block.width_s)) for slot in run)
+                edge = "".join(f"V{y:.1f}H{x:.1f}" for y, x in corners)
                 path += f"M{self.x(run[0] * block.width_s):.1f},{self.bottom:.1f}{edge}V{self.bottom:.1f}Z"
             self.areas.insert(0, (layer.colour, Markup(path)))
             self._name(layer.name, low, high, block)

@@ -44,10 +44,8 @@ _SPARK = (14, 40)  # minimum and maximum cells of a sparkline
 
 def page_text(page: Page, ascii_only: bool = False) -> str:
     """A whole page, 100 columns wide, ending in a newline."""
-    parts: list[RenderableType] = [
-        *map(_words, (f"{page.name}: {page.status[0]}", page.subtitle, page.made)),
-        *_block(page.summary),
-    ]
+    head = (f"{page.name}: {page.status[0]}", page.subtitle, page.made)
+    parts: list[RenderableType] = [*map(_words, head), *_block(page.summary)]
     for section in page.sections:
         parts += ["", Rule(_words(section.title), characters="═", align="left")]
         for block in section.blocks:

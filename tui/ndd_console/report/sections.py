@@ -57,14 +57,10 @@ _DAMAGE = (TypeError, ValueError, KeyError, AttributeError, IndexError, Arithmet
 
 
 def page(report: Report) -> Page:
-    snapshot = report.snapshot
+    snapshot, tried = report.snapshot, [trial for _, trial in report.data.trials]
     parts: tuple[tuple[str, str, Callable[[Report], list[Block]]], ...] = (
         ("verdict", "Verdict", verdict),
-        (
-            "trials",
-            "Measured gains",
-            lambda _: trials_blocks([t for _, t in report.data.trials], report.name),
-        ),
+        ("trials", "Measured gains", lambda _: trials_blocks(tried, report.name)),
         ("run", "Run", identity),
         ("time", "Where the time goes", timings.phases),
         *((("ranks", "Ranks", timings.ranks),) if snapshot.ranks is not None else ()),
@@ -261,9 +257,8 @@ def _evaluations(report: Report, evaluations: list[tuple[Moment, MarkEvent]], na
             took = duration(mark.data.get("seconds"))
             rows.append((number(at.step), duration(at.x), *figures, took, "best" if is_best else ""))
     columns = ("step", "after", *names, "took", "")
-    note = (
-        "" if len(rows) == len(evaluations) else f"{len(rows):,} of {number(len(evaluations))} evaluations."
-    )
+    all_shown = len(rows) == len(evaluations)
+    note = "" if all_shown else f"{len(rows):,} of {number(len(evaluations))} evaluations."
     return Table("Evaluations", columns, tuple(rows), frozenset(range(len(columns) - 1)), note)
 
 
@@ -422,10 +417,8 @@ def events(report: Report) -> list[Block]:
         spans = [(at.x - _seconds(mark.data.get("seconds")), at.x, str(mark.text)) for at, mark in marked]
         groups.append((name, tint, spans))
     # A trial after the end of the run took none of its time.
-    tried = [
-        (at.x - (_seconds(trial.seconds) if at.x < data.x else 0.0), at.x, str(trial.text))
-        for at, trial in data.trials
-    ]
+    took = [_seconds(trial.seconds) if at.x < data.x else 0.0 for at, trial in data.trials]
+    tried = [(at.x - s, at.x, str(trial.text)) for (at, trial), s in zip(data.trials, took, strict=True)]
     captures = [(at.x, at.x, f"profiler capture at step {number(event.step)}") for at, event in data.captures]
     groups += [
         ("pauses", "grey", [(a, b, f"paused for {duration(b - a)}") for a, b in pauses(data)]),
@@ -457,7 +450,5 @@ def _merged(spans: Iterable[Span], whole_s: float) -> tuple[Span, ...]:
             out[-1] = (first, max(last, end), shown, count + 1)
         else:
             out.append((begin, end, clip(text, _HOVER), 1))
-    return tuple(
-        (begin, end, text if count == 1 else f"{text} (and {count - 1} more)")
-        for begin, end, text, count in out
-    )
+    more = (f" (and {count - 1} more)" if count > 1 else "" for *_, count in out)
+    return tuple((begin, end, text + rest) for (begin, end, text, _), rest in zip(out, more, strict=True))

@@ -98,10 +98,8 @@ def ranks(report: Report) -> list[Block]:
     latest = report.snapshot.ranks
     if latest is None:
         return []
-    lines = (
-        report.line("ranks exchange", "exchange", "blue"),
-        report.line("ranks skew", "skew", "orange"),
-    )
+    shares = (("exchange", "blue"), ("skew", "orange"))
+    lines = (report.line(f"ranks {name}", name, tint) for name, tint in shares)
     over = report.plot("Exchange and skew", "share", *lines, zero=True, note="Share of the wall time.")
     delay = report.line("ranks late_ns", "work beyond that of the median rank", "vermillion", 1e-9)
     late = report.plot("Delay of the straggler in a step", "seconds", delay, zero=True)
@@ -137,9 +135,8 @@ def idle(report: Report) -> list[Block]:
         return [Text(text), *report.plot("GPU utilization", "share", busy, zero=True), *captures]
     causes = {cause: share for cause, share in idle_time.causes if share > 0}
     title = f"{what} {share_text(idle_time.share)} of the whole run"
-    bars = idle_bars(
-        title, causes, f"Share of wall time. Measured with {METHODS.get(idle_time.method, idle_time.method)}."
-    )
+    method = METHODS.get(idle_time.method, idle_time.method)
+    bars = idle_bars(title, causes, f"Share of wall time. Measured with {method}.")
     return [bars, *_idle_over_time(report, run, causes, what), *captures]
 
 

@@ -344,9 +344,8 @@ class Question(Dialog):
 
     def __init__(self, look: Look, title: str, choices: Keys) -> None:
         super().__init__(look, title)
-        self._choices = (
-            (*choices, (CANCEL, "cancel")) if all(key != CANCEL for key, _ in choices) else choices
-        )
+        cancels = any(key == CANCEL for key, _ in choices)
+        self._choices = choices if cancels else (*choices, (CANCEL, "cancel"))
         self._lead = max(cells(key) for key, _ in self._choices) + 2
         self.list = RowList(look)
 

@@ -42,12 +42,8 @@ _NO_VALUES = "This run records no values of its own: see log() and samples in th
 
 
 def help_lines(keys: tuple[Key, ...], width: int) -> list[Row]:
-    lines = [
-        row
-        for key in keys
-        if key.help
-        for row in labelled(key.shown, key.help, width, _KEYS, label_style="key")
-    ]
+    told = (key for key in keys if key.help)
+    lines = [row for key in told for row in labelled(key.shown, key.help, width, _KEYS, label_style="key")]
     for title, terms in GLOSSARY:
         lines += [BLANK, rule(title, width)]
         lines += [row for term, text in terms for row in labelled(term, text, width, _KEYS)]

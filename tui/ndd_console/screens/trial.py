@@ -91,10 +91,8 @@ def sets_text(sets: Sequence[str]) -> str:
 def heading(state: TrialState, width: int, room: int) -> list[Row]:
     """What a trial does; only its title where there is little room."""
     lines = [rule(f"measure a change against {foreign(state.base)}", width)]
-    about = (
-        "Baseline and candidate train alternately until the difference is clear, for up to "
-        f"{number(state.budget_s)} s."
-    )
+    about = "Baseline and candidate train alternately until the difference is clear, for up to"
+    about += f" {number(state.budget_s)} s."
     if state.pauses:
         about += f" {state.pauses} is paused and resumes afterwards."
     return [*lines, *paragraph(about, width, "dim"), BLANK] if room >= 13 else lines
@@ -144,9 +142,8 @@ def result(state: TrialState, width: int, height: int) -> list[Row]:
     trial = state.result
     if trial is None:
         return [rule("the trial failed", width, "bad"), *paragraph(state.problem, width)]
-    lines = [
-        rule(f"{trial_text(trial)}: {sets_text(trial.sets)}", width, VERDICTS.get(trial.verdict, "text"))
-    ]
+    style = VERDICTS.get(trial.verdict, "text")
+    lines = [rule(f"{trial_text(trial)}: {sets_text(trial.sets)}", width, style)]
     plot = interval_rows(trial.ratio, trial.low, trial.high, width, trial.verdict)
     if plot and height >= 16:
         lines += [BLANK, *plot, BLANK]
@@ -224,9 +221,8 @@ class TrialScreen(WidgetScreen):
         self.swap(listed=choosing)
         self._label.display = self.field.display = choosing
         if not choosing:
-            self.page.show(
-                measuring(state, width) if state.stage == "measure" else result(state, width, height)
-            )
+            measures = state.stage == "measure"
+            self.page.show(measuring(state, width) if measures else result(state, width, height))
             return [], []
         proposed = entries(state, width)
         self.body.show(proposed)

@@ -63,9 +63,8 @@ def machine_rows(machine: Sequence[Block] | None, width: int) -> list[Row]:
 
 def workload_rows(workloads: Sequence[StartRow], width: int) -> list[Row]:
     about = (": ".join(filter(None, (row.title, row.text))) for row in workloads)
-    return aligned(
-        [[(row.name, "bold"), (text, "text")] for row, text in zip(workloads, about, strict=True)], width
-    )
+    pairs = zip(workloads, about, strict=True)
+    return aligned([[(row.name, "bold"), (text, "text")] for row, text in pairs], width)
 
 
 def field_rows(fields: Sequence[Field], width: int) -> list[Row]:
@@ -98,9 +97,8 @@ def table_rows(
     grid: list[list[Span]] = [[("", "dim"), *heads, ("", "dim")]]
     for one in rows:
         style, note = ("text", "dim") if one.fits else ("bad", "bad")
-        lead = (
-            (MARKED, "good") if one.key in marked_keys else (BEST if one.key in best_keys else "", "accent")
-        )
+        lead = (BEST, "accent") if one.key in best_keys else ("", "accent")
+        lead = (MARKED, "good") if one.key in marked_keys else lead
         grid.append([lead, *((known.text(one), style) for known in columns), (remark(one), note)])
     places = {one.name: place for place, one in enumerate(columns, 1) if one is not sort}
     places["remark"] = len(columns) + 1
@@ -284,9 +282,8 @@ class WizardScreen(WidgetScreen):
                 style = "warn" if source.recommended is None else "good"
                 below = advice_rows(source.verified, source.advice, style, width)
             case "file":
-                kind = (
-                    "changes to" if self._show_diff else "complete file" if self._file.there else "new file"
-                )
+                kind = "complete file" if self._file.there else "new file"
+                kind = "changes to" if self._show_diff else kind
                 top.append(rule(f"{kind} {foreign(self._file.path)}", width))
                 shown = self._file.diff if self._show_diff else self._file.text
                 self.lines.show(file_rows(shown, self._show_diff, width))
@@ -310,9 +307,8 @@ class WizardScreen(WidgetScreen):
         if source.working():
             title = rule("predicted and measured", width)
             return [title, *progress_rows(source.stage, *source.progress(), width), BLANK]
-        return [
-            rule("predicted and measured" + ", best for the goal first" * bool(source.recommended), width)
-        ]
+        order = ", best for the goal first" if source.recommended else ""
+        return [rule(f"predicted and measured{order}", width)]
 
     # Keys.
 

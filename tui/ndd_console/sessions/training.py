@@ -213,11 +213,8 @@ class Console:
 
     @property
     def _patience_s(self) -> float:
-        return (
-            RANKS_KILL_PATIENCE_S
-            if self.run is not None and isinstance(self.run.executor, StartedRanks)
-            else KILL_PATIENCE_S
-        )
+        several = self.run is not None and isinstance(self.run.executor, StartedRanks)
+        return RANKS_KILL_PATIENCE_S if several else KILL_PATIENCE_S
 
     def _leave(self, result: str | None) -> int:
         run = self.run

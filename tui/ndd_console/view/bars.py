@@ -165,10 +165,7 @@ def interval_rows(
     body[min(max(cell(ratio), a), b) - a] = "●"
     style = VERDICTS.get(verdict or judged(ratio, low, high), "text")
     before, inside, after = "".join(line[:a]), "".join(body), "".join(line[b + 1 :])
-    return [
-        (("".join(marks), "dim"),),
-        ((before, "dim"), (inside, style), (after, "dim")),
-    ]
+    return [(("".join(marks), "dim"),), ((before, "dim"), (inside, style), (after, "dim"))]
 
 
 def progress_rows(progress: Progress, stage: str, width: int, *, plot: bool = True) -> list[Row]:
@@ -209,9 +206,8 @@ def plot_rows(
     sizes = [one.memory_bytes or 0 for one in points]
     speeds = [one.items_per_s or 0.0 for one in points]
     least, most, slowest, fastest = min(sizes), max(sizes), min(speeds), max(speeds)
-    speed = (
-        number(fastest) if number(slowest) == number(fastest) else f"{number(slowest)} to {number(fastest)}"
-    )
+    least_speed, speed = number(slowest), number(fastest)
+    speed = speed if least_speed == speed else f"{least_speed} to {speed}"
     level = int((1 - slowest / fastest) * (height - 2)) == 0
     alike = size(least) == size(most)
     if level and alike:
@@ -237,9 +233,8 @@ def plot_rows(
         grid[y][column_of(one.memory_bytes or 0)] = (mark, style)
     unit = [] if level else ["items/s"]
     labels = [number(fastest), *unit, *[""] * (height - 3 - len(unit)), "0"][: height - 1]
-    out: list[Row] = [
-        ((label.rjust(_LEFT - 2) + " ┤", "dim"), *line) for label, line in zip(labels, grid, strict=True)
-    ]
+    lines = zip(labels, grid, strict=True)
+    out: list[Row] = [((label.rjust(_LEFT - 2) + " ┤", "dim"), *line) for label, line in lines]
     first, last = size(least) if least else "0", size(most)
     title = f"memory, at {speed} items/s" if level else "memory"
     axis = f"{first}{title.center(max(inner - cells(first) - cells(last), cells(title) + 2))}{last}"

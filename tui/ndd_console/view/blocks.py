@@ -97,18 +97,12 @@ def heat_map(ranks: Ranks, width: int, count: int) -> list[Row]:
             levels = [max(levels[index : index + 2], key=SHADES.find) for index in range(0, len(levels), 2)]
             size *= 2
         least = -(-len(levels) // room) if levels else 1
-        across = next(
-            (many for many in (8, 16, 32, 64, 128) if least <= many <= wide), max(min(least, wide), 1)
-        )
+        fitting = (many for many in (8, 16, 32, 64, 128) if least <= many <= wide)
+        across = next(fitting, max(min(least, wide), 1))
     double = 2 * across <= wide
     whole = counted(newest.world, "rank")
-    whats = (
-        ["a cell each"]
-        if size == 1
-        else [f"a cell a host of {size}", "a cell a host"]
-        if size == here
-        else []
-    )
+    whats = ["a cell each"] if size == 1 else []
+    whats += [f"a cell a host of {size}", "a cell a host"] if size == here > 1 else []
     titles = [f"{whole}, {what}" for what in (*whats, f"{size} a cell")]
     out: list[Row] = [rule(next((title for title in titles if cells(title) + 4 <= width), whole), width)]
     for begin in range(0, len(levels), across):
@@ -131,12 +125,9 @@ def heat_map(ranks: Ranks, width: int, count: int) -> list[Row]:
 def longest_text(ranks: Ranks, name: str, mean_ns: float, width: int, decimals: int) -> str:
     """The longest of a phase over the ranks and whose it is, "63.2 r5"; blank if it is about the mean, or varies."""
     most, rank = ranks.longest.get(name, (0.0, None))
-    if (
-        rank is None
-        or finite(most) is None
-        or most < 1.05 * mean_ns
-        or most - mean_ns < 0.005 * ranks.step_ns
-    ):
+    if rank is None or finite(most) is None:
+        return " " * width
+    if most < 1.05 * mean_ns or most - mean_ns < 0.005 * ranks.step_ns:
         return " " * width
     return f"{most * 1e-6:.{decimals}f} r{rank}".rjust(width)
 
@@ -156,9 +147,8 @@ def header(snapshot: Snapshot, name: str, status: str, width: int) -> Row:
     run = snapshot.run
     state: Row = (status_span(status),)
     row: Row = ((shorten(foreign(name), max(width - width_of(state) - 1, 4)), "bold"),)
-    for text in (
-        () if run is None else (ranks_words(snapshot), device_name(snapshot, run, width), precision(run))
-    ):
+    about = () if run is None else (ranks_words(snapshot), device_name(snapshot, run, width), precision(run))
+    for text in about:
         if text and width_of(row) + cells(text) + 3 <= width - width_of(state) - 2:
             row = (*row, ("   " + text, "text"))
     return ends(row, state, width)
@@ -197,13 +187,10 @@ def progress(snapshot: Snapshot, width: int, waited_s: float | None) -> Row:
     total = f"{run.total_steps:,}" if run.total_steps else MISSING
     left = time_left(snapshot)
     took = f"took {duration(snapshot.elapsed_s)}" if snapshot.final else f"{left:>13}" if left else ""
+    whole = f" of {total}" if width >= 90 and run.total_steps else ""
     pieces = [  # (rank, text): the highest rank is dropped first
         (0, f"{percent(share) if run.total_steps else MISSING:>5}"),
-        (
-            1,
-            f"step {snapshot.step:>{len(total)},}"
-            + (f" of {total}" if width >= 90 and run.total_steps else ""),
-        ),
+        (1, f"step {snapshot.step:>{len(total)},}{whole}"),
         (3, f"{steps_rate(snapshot):>12}"),
         *([(2, took)] if took else []),
     ]
@@ -323,9 +310,7 @@ class StepTable:
     def _adding_up(self, parts: list[PhaseShare]) -> dict[str, str]:
         """name -> milliseconds, rounded such that they add up to the heading; {} if they do not add up unrounded."""
         step_ns, unit = self.snapshot.step_ns or 0.0, 10.0 ** (6 - self.decimals)
-        if (
-            not abs(sum(phase.host_ns for phase in parts) - step_ns) <= unit / 2
-        ):  # also for NaN, of a damaged record
+        if not abs(sum(phase.host_ns for phase in parts) - step_ns) <= unit / 2:  # NaN: of a damaged record
             return {}
         floors = {phase.name: int(phase.host_ns // unit) for phase in parts}
         missing = round(step_ns / unit) - sum(floors.values())
@@ -361,11 +346,7 @@ def _seen(snapshot: Snapshot) -> list[PhaseShare]:
     found = {phase.name: phase for phase in snapshot.phases}
     for name in seen.keys() - found.keys():
         found[name] = PhaseShare(name, 0.0, 0.0, None, None, None, None)
-    took = [
-        phase
-        for phase in found.values()
-        if phase.host_ns > 0 or seen.get(phase.name) or phase.name == "other"
-    ]
+    took = [one for one in found.values() if one.host_ns > 0 or seen.get(one.name) or one.name == "other"]
     return sorted(took, key=lambda phase: place_in_step(phase.name))
 
 
@@ -464,21 +445,16 @@ def machine_rows(snapshot: Snapshot, width: int) -> list[Row]:
     host = snapshot.host
     if host is None:
         return [*rows, _labelled("host", ((MISSING, "dim"),))]
-    return [
-        *rows,
-        *_block("host", _host(host, snapshot), width),
-        *_block("memory", _memory(host, snapshot), width),
-    ]
+    rows += _block("host", _host(host, snapshot), width)
+    return rows + _block("memory", _memory(host, snapshot), width)
 
 
 def _block(label: str, items: list[Span], width: int) -> list[Row]:
     """The items in four, two or one columns."""
     columns = 4 if width >= 74 else 2 if width >= 44 else 1
     chunks = [items[index : index + columns] for index in range(0, len(items), columns)]
-    return [
-        _labelled(label if index == 0 else "", fields(chunk, width - _LABEL, columns))
-        for index, chunk in enumerate(chunks)
-    ]
+    lines = [fields(chunk, width - _LABEL, columns) for chunk in chunks]
+    return [_labelled("" if index else label, line) for index, line in enumerate(lines)]
 
 
 def core_row(snapshot: Snapshot, width: int) -> Row | None:
@@ -530,11 +506,9 @@ def _host(host: dict[str, Any], snapshot: Snapshot) -> list[Span]:
     used = ("run", own) if own is None or ranks is None else ("ranks", own + ranks)
     total, usable = _figure(host, "cpu_percent"), run.usable_cores if run is not None else None
     children = _children(snapshot)
+    cpu = f"{_cores(total, usable)} of {usable:g} cores" if usable else _whole(total, " %")
     return [
-        (
-            f"cpu {_cores(total, usable)} of {usable:g} cores" if usable else f"cpu {_whole(total, ' %')}",
-            "text",
-        ),
+        (f"cpu {cpu}", "text"),
         (f"{used[0]} {_cores(used[1])} cores", "text"),
         (f"{MISSING} {plural(children)}" if workers is None else counted(workers, children), "text"),
         (f"disk {size(_figure(host, 'disk_free_bytes'))} free", "text"),

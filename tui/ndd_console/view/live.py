@@ -287,9 +287,8 @@ def end_rows(snapshot: Snapshot, name: str, width: int, count: int) -> list[Row]
     elif resume and snapshot.status not in ("done", "failed"):
         tail.append(((resume, "dim"),))
     room = max(count - 1 - len(tail), 1)
-    return [rule(end_text(snapshot), width, style), *paragraph(reason, width, limit=room), *tail][
-        : max(count, 0)
-    ]
+    rows = [rule(end_text(snapshot), width, style), *paragraph(reason, width, limit=room), *tail]
+    return rows[: max(count, 0)]
 
 
 def throughput_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:

@@ -134,11 +134,8 @@ def _value(value: float | None) -> str:
 def several_compared(comparison: SeveralCompared) -> Iterator[Block]:
     sides = list(zip(LETTERS, comparison.sides, strict=False))
     yield Facts(tuple((letter, _identity(side)) for letter, side in sides))
-    changed = [
-        row
-        for letter, candidate in zip(LETTERS[1:], comparison.candidates, strict=False)
-        for row in _differences(candidate, letter)
-    ]
+    candidates = zip(LETTERS[1:], comparison.candidates, strict=False)
+    changed = [row for letter, candidate in candidates for row in _differences(candidate, letter)]
     yield Facts(tuple(changed), "Changed, compared with A")
     columns = ("", "speed / A", "95 % CI", "", "median step", "peak memory")
     yield Table("", columns, tuple(_speeds(comparison)), frozenset({1, 2, 4, 5}))
@@ -146,12 +143,10 @@ def several_compared(comparison: SeveralCompared) -> Iterator[Block]:
     names = phase_names(comparison.sides)
     for begin in range(0, len(sides), _BLOCK):
         block = sides[begin : begin + _BLOCK]
+        labels = (clip(("  " if "/" in name else "") + name, 24) for name in names)
         rows = tuple(
-            (
-                clip(("  " if "/" in name else "") + name, 24),
-                *(ns(side.phases.get(name)) for _, side in block),
-            )
-            for name in names
+            (label, *(ns(side.phases.get(name)) for _, side in block))
+            for name, label in zip(names, labels, strict=True)
         )
         head = ("time per step", *(letter for letter, _ in block))
         note = _TIMES if begin + _BLOCK >= len(sides) else ""
@@ -166,14 +161,8 @@ def _speeds(comparison: SeveralCompared) -> Iterator[tuple[str, ...]]:
         known = speed.low is not None and speed.high is not None and candidate.verdict != "not comparable"
         interval = f"{speed.low:.3f} to {speed.high:.3f}" if known else MISSING
         verdict = _SHORT.get(candidate.verdict, "inconclusive")
-        yield (
-            letter,
-            f"{speed.ratio:.3f}x",
-            interval,
-            verdict,
-            ns(candidate.b.step_p50_ns),
-            size(candidate.b.peak_bytes),
-        )
+        figures = ns(candidate.b.step_p50_ns), size(candidate.b.peak_bytes)
+        yield letter, f"{speed.ratio:.3f}x", interval, verdict, *figures
 
 
 def _scores(comparison: SeveralCompared) -> Iterator[Block]:

@@ -69,9 +69,8 @@ def code(snapshot: Snapshot) -> Table:
     if snapshot.stacks is not None and snapshot.stacks.looks:
         return stacks(snapshot.stacks)
     off = setting(snapshot.run, "log", "profile_every_s") == 0
-    return absent(
-        "Functions of your code", "off: log.profile_every_s is 0" if off else "no step was profiled yet"
-    )
+    why = "off: log.profile_every_s is 0" if off else "no step was profiled yet"
+    return absent("Functions of your code", why)
 
 
 def functions(snapshot: Snapshot, profiled: FunctionsEvent) -> Table:
@@ -186,11 +185,9 @@ def isolated(baseline: BaselineEvent) -> Facts:
         other = f"{ns(baseline.other_ns)} for {counted(baseline.other_micro, 'item')}"
     pairs = [pair for pair in baseline.by_threads if len(pair) >= 2]
     threads = ", ".join(f"{number(count)}: {ns(value)}" for count, value, *_ in pairs)
+    time = f"{ns(baseline.micro_ns)} for {counted(baseline.micro, 'item')}, fastest of {baseline.runs}"
     return Facts.of(
-        (
-            "time",
-            f"{ns(baseline.micro_ns)} for {counted(baseline.micro, 'item')}, fastest of {baseline.runs}",
-        ),
+        ("time", time),
         ("another size", other),
         ("operators", number(baseline.operations) if baseline.operations is not None else ""),
         ("threads", f"{number(baseline.threads)} in this run; {threads}" if threads else ""),
@@ -243,9 +240,8 @@ class Diagnosis:
                 result = DiagnosisResult(self._rules(snapshot))
             except Exception as error:  # noqa: BLE001  a defect in a rule must not break the screen
                 text = " ".join(str(error).split())
-                result = DiagnosisResult(
-                    (), printable(f"the diagnosis failed: {type(error).__name__}: {text}")
-                )
+                text = printable(f"the diagnosis failed: {type(error).__name__}: {text}")
+                result = DiagnosisResult((), text)
             if self._latest is not None and self._latest[1] == result:
                 result = self._latest[1]
             self._latest = (snapshot, result)
@@ -265,11 +261,8 @@ def diagnosis_blocks(snapshot: Snapshot, result: DiagnosisResult, name: str, can
     blocks.append(isolated(baseline) if baseline is not None else absent(ISOLATED, "not measured"))
     blocks.append(loader_facts(loader) if loader is not None else absent(LOADER, "not measured"))
     # On the live screen, they are cut at its edge.
-    newest = [
-        (f"step {number(each.mark.step)}", printable(each.mark.text))
-        for each in snapshot.marks
-        if each.mark.text
-    ]
+    told = (each.mark for each in snapshot.marks if each.mark.text)
+    newest = [(f"step {number(mark.step)}", printable(mark.text)) for mark in told]
     if newest:
         blocks.append(Facts(tuple(reversed(newest[-MOST_EVENTS:])), "Newest events"))
     if len(newest) > MOST_EVENTS:

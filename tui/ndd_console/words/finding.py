@@ -64,9 +64,8 @@ def verdict(finding: Finding, name: str = "", main: bool = False) -> Verdict:
         rows.append(("leave as is", finding.leave))
     label = CAUSES.get(finding.cause, finding.cause)
     badges = [*([] if finding.title.startswith(label) else [label]), finding.confidence]
-    if (
-        finding.share is not None and finding.ceiling is not None
-    ):  # without a ceiling the cost is unbounded, too
+    # Without a ceiling the cost is unbounded, too.
+    if finding.share is not None and finding.ceiling is not None:
         badges.append(f"costs up to {percent(finding.share)} of the time")
     calm = finding.cause in CALM or finding.leave
     tone: Tone = "good" if finding.cause == "healthy" else "" if calm else "warn"

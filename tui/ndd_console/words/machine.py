@@ -98,10 +98,8 @@ def advice(config: Config, host: Host, device: str, steps_per_epoch: int | None)
     if not (config.evaluate.every_epochs or config.evaluate.every_steps):
         yield "no evaluation runs before the end"
     if steps_per_epoch is not None and steps_per_epoch < _FEW_STEPS:
-        yield (
-            f"an epoch has only {counted(steps_per_epoch, 'step')} of {config.items_per_step} items; "
-            "a smaller effective batch gives more updates"
-        )
+        few = f"an epoch has only {counted(steps_per_epoch, 'step')} of {config.items_per_step} items"
+        yield f"{few}; a smaller effective batch gives more updates"
 
 
 def busy_cores(use: CoreUse) -> dict[str, Any]:
@@ -138,10 +136,8 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "memory", f"predicted {size(memory['total'])} of {available} {where}, {fits}: {parts}"
     yield "", f"from {report['memory_source']}"
     if not report["memory_reliable"]:
-        yield (
-            "",
-            f"low confidence: {report['memory_why_not']}; measure it with: ndd-console wizard, or train a few steps",
-        )
+        why = report["memory_why_not"]
+        yield "", f"low confidence: {why}; measure it with: ndd-console wizard, or train a few steps"
     if (sharded := report["sharded"]) is not None:
         one = "GPU" if report["device"].startswith("cuda") else "rank"
         with_ddp = " with DDP" if report["ranks"] > 1 else ""
@@ -153,11 +149,9 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
             f"{outcome if sharded['fits'] else ' do not fit either'}",
         )
     if report["retries"]:
-        yield (
-            "",
-            f"{counted(report['retries'], 'allocator retry')} in the first steps: cached memory is released and "
-            f"allocated again, which costs time; {size(report['bytes_without_retries'])} would avoid that",
-        )
+        retries = f"{counted(report['retries'], 'allocator retry')} in the first steps"
+        costs = "cached memory is released and allocated again, which costs time"
+        yield "", f"{retries}: {costs}; {size(report['bytes_without_retries'])} would avoid that"
     if report["nearest"] is not None:
         micro, times = report["nearest"]
         what = "same effective batch" + (", no retries" if report["retries"] else "")

@@ -153,9 +153,8 @@ def work_short(snapshot: Snapshot) -> str:
     throughput = snapshot.throughput
     if throughput.flops_per_s is None or snapshot.status == PAUSED:
         return ""
-    return flops(throughput.flops_per_s) + (
-        f", MFU {_percent(throughput.mfu)}" if throughput.mfu is not None else ""
-    )
+    mfu = "" if throughput.mfu is None else f", MFU {_percent(throughput.mfu)}"
+    return flops(throughput.flops_per_s) + mfu
 
 
 def work_facts(snapshot: Snapshot, work: WorkEvent) -> Facts:
@@ -251,7 +250,7 @@ def late_text(ranks: Ranks) -> str:
 
 def ranks_facts(snapshot: Snapshot, ranks: Ranks) -> Facts:
     """The parts of a step, the straggler, and the memory of the ranks."""
-    step = ranks.step_ns or 1.0
+    step, hidden = ranks.step_ns or 1.0, f"{ns(ranks.hidden_ns)} of exchange, hidden by work"
     parts = (
         (label, f"{ns(value)} ({share_text(value / step)})")
         for label, value in (("work", ranks.own_ns), ("exchange", ranks.exchange_ns), ("skew", ranks.skew_ns))
@@ -265,10 +264,7 @@ def ranks_facts(snapshot: Snapshot, ranks: Ranks) -> Facts:
         ("ranks", f"{ranks_words(snapshot)}, at step {number(ranks.newest.step)}"),
         ("step", f"{ns(ranks.step_ns)} on average of the ranks"),
         *parts,
-        (
-            "overlapped",
-            MISSING if ranks.hidden_ns is None else f"{ns(ranks.hidden_ns)} of exchange, hidden by work",
-        ),
+        ("overlapped", MISSING if ranks.hidden_ns is None else hidden),
         ("straggler", late_text(ranks)),
         *memory,
         warn=frozenset({"straggler"} if ranks.late is not None else ()),

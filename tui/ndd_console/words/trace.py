@@ -60,10 +60,8 @@ def device_blocks(device: DeviceUse) -> Iterator[Block]:
     )
     if causes:
         yield Table("Idle by cause", ("cause", "share", "time"), causes, frozenset({1, 2}))
-    top = tuple(
-        (share_text(int(total) / wall), f"{count:,}x", clip(str(name), _NAME))
-        for name, total, count in spent.top
-    )
+    names = ((clip(str(name), _NAME), int(total), count) for name, total, count in spent.top)
+    top = tuple((share_text(total / wall), f"{count:,}x", name) for name, total, count in names)
     kind = "kernel" if gpu else "operator"
     yield Table(f"Longest {kind}s", ("share", "calls", kind), top, frozenset({0, 1}))
 
@@ -122,19 +120,15 @@ def memory_blocks(use: SnapshotUse) -> Iterator[Block]:
 
 def _device(device: DeviceMemory) -> Iterator[Block]:
     streams = f" on {device.streams} streams" if device.streams > 1 else ""
-    private = (
-        f"{size(device.private_bytes)} (CUDA graphs, torch.compile, MemPool)" if device.private_bytes else ""
-    )
+    private = f"{size(device.private_bytes)} (CUDA graphs, torch.compile, MemPool)"
+    history = f"{counted(device.allocations, 'allocation')} in {counted(device.entries, 'entry')}{streams}"
     recorded = device.allocations and not device.broken
     peak, used = device.peak, device.most_in_use
     apart = bool(recorded) and used.requested_bytes > (1 + TRIFLE) * peak.requested_bytes
     yield Facts.of(
-        (
-            "history",
-            f"{counted(device.allocations, 'allocation')} in {counted(device.entries, 'entry')}{streams}",
-        ),
+        ("history", history),
         *(("note", note) for note in device.notes),
-        ("private pools", private),
+        ("private pools", private if device.private_bytes else ""),
         *_moment("most reserved" if apart else "peak" if recorded else "final state", peak, apart),
         *(_moment("most in use", used, apart) if apart else ()),
         *(_releases(device) if recorded else ()),
@@ -160,38 +154,25 @@ def _moment(title: str, moment: Moment, when: bool = False) -> Iterator[tuple[st
     yield title, f"{size(reserved)} reserved, {size(requested)} requested by the program{after}"
     if not reserved:
         return
+
+    def part(count: int) -> str:
+        return f"{size(count)} ({share_text(count / reserved)})"
+
     if active is None:
-        unused = reserved - requested
-        yield (
-            "not requested",
-            f"{size(unused)} ({share_text(unused / reserved)}): rounding, unused, fragmented",
-        )
+        yield "not requested", f"{part(reserved - requested)}: rounding, unused, fragmented"
     else:
-        idle, lost = reserved - active, active - requested
-        yield (
-            "fragmentation",
-            f"{size(idle)} ({share_text(idle / reserved)}) reserved but unused, {size(lost)} "
-            f"({share_text(lost / reserved)}) lost to rounding",
-        )
+        idle, lost = part(reserved - active), part(active - requested)
+        yield "fragmentation", f"{idle} reserved but unused, {lost} lost to rounding"
 
 
 def _owners(moment: Moment, title: str) -> Iterator[Block]:
     total = max(moment.requested_bytes, 1)
     rows = tuple(
-        (
-            size(owner.requested_bytes),
-            share_text(owner.requested_bytes / total),
-            f"{owner.count:,}x",
-            owner.place,
-        )
-        for owner in moment.owners[:_LINES]
+        (size(each.requested_bytes), share_text(each.requested_bytes / total), f"{each.count:,}x", each.place)
+        for each in moment.owners[:_LINES]
     )
-    rest = moment.owners[_LINES:]
-    note = (
-        f"And {len(rest):,} more lines with {size(sum(owner.requested_bytes for owner in rest))}."
-        if rest
-        else ""
-    )
+    rest = [owner.requested_bytes for owner in moment.owners[_LINES:]]
+    note = f"And {len(rest):,} more lines with {size(sum(rest))}." if rest else ""
     if rows:
         yield Table(title, ("requested", "share", "blocks", "line"), rows, frozenset({0, 1, 2}), note)
 
@@ -199,17 +180,12 @@ def _owners(moment: Moment, title: str) -> Iterator[Block]:
 def _releases(device: DeviceMemory) -> Iterator[tuple[str, str]]:
     """Retries and other releases of cached memory."""
     retried = sum(release.released_bytes for release in device.releases if release.kind == "retry")
-    retries = (
-        f"{device.retries:,}, which released {size(retried)} and waited for the GPU" if retried else "none"
-    )
-    yield "retries", retries
-    other = [release for release in device.releases if release.kind != "retry"]
+    released = f"{device.retries:,}, which released {size(retried)} and waited for the GPU"
+    yield "retries", released if retried else "none"
+    other = [release.released_bytes for release in device.releases if release.kind != "retry"]
     if other:
-        released = sum(release.released_bytes for release in other)
-        yield (
-            "released otherwise",
-            f"{counted(len(other), 'time')}, {size(released)}, as by torch.cuda.empty_cache()",
-        )
+        times = counted(len(other), "time")
+        yield "released otherwise", f"{times}, {size(sum(other))}, as by torch.cuda.empty_cache()"
 
 
 def _what_ifs(device: DeviceMemory) -> Iterator[Block]:
@@ -243,9 +219,8 @@ def _limit_text(limit: Limit) -> str:
         case "given":
             return f"Replayed with a limit of {low}."
         case "out of memory":
-            return (
-                f"Replayed with a limit of {low}: what was reserved when a request failed, and what was left."
-            )
+            what = "what was reserved when a request failed, and what was left"
+            return f"Replayed with a limit of {low}: {what}."
         case "retries":
             return f"Replayed with limits of {low} and {high}: retries prove that the limit is between."
     return f"Replayed without a limit, but garbage collection for one of {low}, the most that was reserved."
@@ -273,10 +248,8 @@ def trace_page(uses: Sequence[TraceUse], made_t: float) -> Page:
     ]
     if len(uses) > 1:
         shown.insert(1, ("ranks", "Ranks", (ranks_table(uses), Text(f"Shown below: {name} {why}."))))
-    shown += [
-        (f"device-{one.index}", device_text(one), tuple(device_blocks(one)))
-        for one in (use.devices if len(uses) == 1 else (device,))
-    ]
+    devices = use.devices if len(uses) == 1 else (device,)
+    shown += [(f"device-{one.index}", device_text(one), tuple(device_blocks(one))) for one in devices]
     if use.operators:
         shown.append(("phases", "Phases", (phases(use),)))
         shown.append(("steps", "Steps", tuple(_steps(use))))
@@ -293,9 +266,8 @@ def trace_page(uses: Sequence[TraceUse], made_t: float) -> Page:
 
 
 def _identity(use: TraceUse) -> Facts:
-    started = (
-        None if use.begin_t is None else f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(use.begin_t))} UTC"
-    )
+    begin = time.gmtime(use.begin_t)
+    started = None if use.begin_t is None else f"{time.strftime('%Y-%m-%d %H:%M:%S', begin)} UTC"
     return Facts.of(
         ("examined", examined(use)),
         ("started", started),

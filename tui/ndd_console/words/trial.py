@@ -60,9 +60,8 @@ def measured(progress: Progress) -> ProgressTexts:
         blocks = counted(progress.abba_blocks, "ABBA block")
     if blocks and progress.pairs:
         blocks += f" of {counted(progress.pairs, 'pair')} of processes"
-    return ProgressTexts(
-        spent, progress.doing, blocks, interval_text(progress.ratio, progress.low, progress.high)
-    )
+    ratio = interval_text(progress.ratio, progress.low, progress.high)
+    return ProgressTexts(spent, progress.doing, blocks, ratio)
 
 
 def measurement(progress: Progress) -> str:
@@ -148,12 +147,8 @@ def setting_texts(row: TuningRow) -> tuple[str, ...]:
         losses = "n/a" if trial.loss == "not comparable" else trial.loss
         memory = size(trial.change.get("peak_bytes"))
         figures = (ratio_text(trial), ratio_text(row.to_start), memory, losses)
-    return (
-        row.state,
-        row.candidate.title,
-        *figures,
-        row.reason or (trial.verdict if trial is not None else ""),
-    )
+    verdict = trial.verdict if trial is not None else ""
+    return row.state, row.candidate.title, *figures, row.reason or verdict
 
 
 def tuning_blocks(state: TuningState) -> Iterator[Block]:
@@ -199,9 +194,8 @@ def _figures(row: ScalingRow) -> tuple[str, ...]:
         share = f"{percent(value)} ({low * 100:.0f} to {high * 100:.0f})"
     parts: Mapping[str, float] = facts.get("parts_ns") or {}
     alone = row.point.ranks == 1
-    exchanged = (
-        "" if alone else span(parts[name]) if name in parts else MISSING for name in ("exchange", "skew")
-    )
+    spans = (span(parts[name]) if name in parts else MISSING for name in ("exchange", "skew"))
+    exchanged = ("", "") if alone else tuple(spans)
     return duration(facts.get("step_s")), number(rate), share, *exchanged, size(facts.get("peak_bytes"))
 
 
