@@ -280,7 +280,7 @@ def at_the_same_time(folder: Path) -> None:
     folder.mkdir(parents=True)
     texts = [f"{number}\n" * 20_000 for number in range(8)]
     work = [threading.Thread(target=write_text, args=(folder / "a.txt", text)) for text in texts]
-    work += [threading.Thread(target=save_new, args=("new", text, folder)) for text in texts]
+    work += [threading.Thread(target=save_new, args=(str(folder / "new"), text)) for text in texts]
     for each in work:
         each.start()
     for each in work:

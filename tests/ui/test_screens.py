@@ -8,8 +8,9 @@ import pytest
 
 from ndd_console.app import ConsoleApp
 from ndd_console.screens.base import Question
-from ndd_console.screens.live import STOPPING, LiveScreen
+from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.pages import HelpScreen, LogScreen, PageScreen, SettingsScreen
+from ndd_console.words.run import STOPPING
 
 from .fake_sources import Clock, FakeSource
 from .fakes import SETTINGS, T0, empty_snapshot, ended, mark, snapshot

@@ -16,6 +16,7 @@ import click
 from ndd_console.words.trial import measurement, trial_blocks
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
@@ -154,7 +155,7 @@ def try_(asked: options.Asked) -> int:
 
 def _tell_of_script(state: RunState, request: TrialRequest, trial: TrialEvent, apply: bool) -> None:
     """What a trial of a script leaves out, and the edit that makes its change."""
-    aside = sum(state.totals.phases.get(name, 0) for name in ("evaluate", "checkpoint"))
+    aside = sum(state.totals.phases.get(name, 0) for name in ASIDES)
     if any(map(is_start, request.sets)) and aside > LEFT_OUT * state.totals.wall_ns:
         share = percent(aside / state.totals.wall_ns)
         say(

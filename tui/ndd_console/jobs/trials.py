@@ -191,7 +191,7 @@ class ScriptTrials(RunTrials):
     def _run_event(self) -> RunEvent:
         run_event = self._source.snapshot().run
         if run_event is None:
-            raise UsageError("the script has not trained yet")
+            raise UsageError(self._missing())
         return run_event
 
     def _measure(self, request: TrialRequest, tell: Tell, stop: threading.Event) -> TrialEvent:

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from ndd_console.words.blocks import Block, Facts, Layer, Stack, Table, Text, at_most, ns, share_text
 from ndd_console.words.diagnosis import METHODS, capture, colour, functions, idle_bars, stacks
+from ndd_console.words.finding import POTENTIAL_GAIN
 from ndd_console.words.run import on_gpu, phases_table, ranks_facts, rates, slowest, step_time, work_facts
 from ndd_engine.diagnose.process_rules import milliseconds
+from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.figures import idle as idle_of
 from ndd_engine.record.figures import phase_shares, place_in_step
@@ -18,8 +20,6 @@ from .model import COLUMNS, Report, Slice
 
 RANK_0 = " These are the phases of rank 0, with its waiting for other ranks; see Ranks."
 NO_STEPS = "No step was measured."
-# Phases that are not part of a step.
-ASIDE = frozenset({"evaluate", "checkpoint"})
 SMALLEST = 0.01  # layers below this share of the whole run are drawn as one
 Shares = dict[str, float]
 
@@ -81,7 +81,7 @@ def _table(report: Report, whole: Slice) -> Table:
         figures += [now.host_ns, now.p50_ns, now.p95_ns, now.max_ns] if now else [None] * 4
         label = f"· {part}" if slash else parent
         each = ns(value / whole.steps if whole.steps else None)
-        if parent in ASIDE and whole.steps:
+        if parent in ASIDES and whole.steps:
             each = f"+{each}"
         rows.append((label, ns(value), share_text(value / whole.wall_ns), each, *map(ns, figures)))
     mean = f", a mean of {ns(whole.stepping_ns / whole.steps)} per step" if whole.steps else ""
@@ -204,7 +204,7 @@ def methods(report: Report) -> list[Block]:
         (data.stacks and not data.functions, "stack samples", "stack of the training thread, a few times per second"),
         (isolated, "isolated times", "measured once before training in this process, the fastest of a few"),
         (data.trials, "measured gains", "ABBA blocks in one process or several; CI of the mean log-ratio"),
-        (True, "potential gain", "upper bound: the speedup without this cause if no other bottleneck took its place"),
+        (True, "potential gain", POTENTIAL_GAIN),
         (snapshot.headroom.fits_micro, "PREDICTED", "only the batch that fits: memory grows in proportion to it"),
     ]  # fmt: skip
     text = "All figures were measured in this run unless marked as predicted. n/a means not measured."

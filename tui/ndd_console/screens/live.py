@@ -19,6 +19,7 @@ from ndd_console.widgets.canvas import Canvas
 from ndd_console.widgets.textual_private import paint_changes
 from ndd_console.words.diagnosis import Diagnosis
 from ndd_console.words.finding import first_command
+from ndd_console.words.run import STOPPING
 from ndd_engine.record.figures import obeyed
 from ndd_engine.record.snapshot import Snapshot
 
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 Result = Literal["quit", "stop", "detach", "kill", "hangup"]
 
-STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
 STOPPING_SCRIPT = "the script was sent Ctrl-C; press Ctrl-C again to kill it"
 _WORKING = frozenset({"training", "evaluating", "checkpointing", "paused"})
 _MESSAGES: dict[Action, str] = {

@@ -106,21 +106,13 @@ def table_rows(
 
 
 def about_rows(one: Proposal, width: int) -> list[Row]:
-    memory = "present configuration: " if one.present else ""
-    memory += f"predicted peak {size(one.memory_bytes)} of {size(one.free_bytes)}"
-    if one.missing_bytes:
-        memory += f": does not fit, over the limit by {size(one.missing_bytes)}"
-    elif one.doubt:
-        memory += f" (low confidence: {one.doubt}; measure it with v)"
     most = "at most " if one.lower_bound else ""
-    text = f"{memory}; {most}{number(one.items_per_s)} items/s, {most}{number(one.tokens_per_s)} tokens/s"
+    rates = f"{most}{number(one.items_per_s)} items/s, {most}{number(one.tokens_per_s)} tokens/s"
+    text = f"predicted peak {size(one.memory_bytes)} of {size(one.free_bytes)}; {rates}"
     text += f"; {number(one.parameters)} parameters"
     if one.lower_bound:
         text += "; times are lower bounds from the GPU's peak FLOP/s"
-    if one.placement == "device":
-        text += "; data on the GPU"
-    cost = f"disadvantages: {one.cost}" if one.cost else ""
-    return [*paragraph(text, width, "dim"), *paragraph(cost, width, "warn")]
+    return [*paragraph(text, width, "dim"), *paragraph(remark(one, details=True), width, "warn")]
 
 
 def progress_rows(stage: str, share: float, left_s: float | None, width: int) -> list[Row]:

@@ -23,7 +23,7 @@ import click
 from ndd_console.output.run_log import Output, RunLog
 from ndd_console.process.terminal import restart, told
 from ndd_console.words.finding import urgent_line
-from ndd_console.words.run import summary
+from ndd_console.words.run import STOPPING, summary
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, NddError
 from ndd_engine.record.events import Event
 from ndd_engine.record.file import Listener
@@ -35,7 +35,6 @@ from ndd_engine.train.request import RunRequest
 from ndd_engine.train.started_ranks import StartedRanks
 from ndd_engine.train.training_run import TrainingRun
 
-STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
 # Seconds within which several SIGTERMs count as one.
 SAME_TERM_S = 1.0
 
@@ -102,10 +101,8 @@ def trained(
     words = Output(None if quiet else sys.stderr, "error")
     data = Output(None if quiet else sys.stdout, "output")
 
-    def as_line(t: float, event: Event) -> None:
-        data.data(event.to_json(t))
-
-    run_log = RunLog(opened, config.log.headless_s, words, as_line if as_json else None, logged)
+    tap = (lambda t, event: data.data(event.to_json(t))) if as_json else None
+    run_log = RunLog(opened, config.log.headless_s, words, tap, logged)
     run = run_log.run
     signals.obey(run, run_log.say, config.console.on_hangup == "continue")
     before = sys.stdout, sys.stderr

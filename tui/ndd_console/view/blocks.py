@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from ndd_console.words.blocks import percent
@@ -22,7 +21,7 @@ from ndd_console.words.run import (
     time_left,
     versions_text,
 )
-from ndd_engine.record.event import EXCHANGE, SKEW, Ranks
+from ndd_engine.record.event import ASIDES, EXCHANGE, SKEW, Ranks
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.figures import LOWER_BOUND, PRESS_K, place_in_step
 from ndd_engine.record.snapshot import PhaseShare, Snapshot
@@ -42,10 +41,6 @@ _MARKED = 2  # from this level on in the colour of a warning
 _LEGEND = "░ 2 %  ▒ 6 %  ▓ 10 %  █ 14 % longer"
 
 
-def is_late(late: Mapping[str, Any] | None, rank: int) -> bool:
-    return late is not None and late["rank"] == rank
-
-
 def panel(ranks: Ranks, width: int, count: int) -> list[Row]:
     """At most `count` rows: a bar for each of a few ranks, a heat map of more."""
     if count < 2:
@@ -58,26 +53,24 @@ def panel(ranks: Ranks, width: int, count: int) -> list[Row]:
 
 def _bars(ranks: Ranks, width: int) -> list[Row]:
     """Work and then waiting of each rank, with its own time in milliseconds."""
-    newest = ranks.newest
-    late = ranks.late
+    newest, late = ranks.newest, ranks.late or {}
     by_rank = sorted(rank_rows(newest).items())
     digits = max((len(str(rank)) for rank, _ in by_rank), default=1)
     whole = max((row.get("own", 0.0) + row.get("wait", 0.0) for _, row in by_rank), default=0.0) or 1.0
-    extra = 7 if late is not None else 0
+    extra = 7 if late else 0
     room = width - digits - 1 - _OWN - extra
     out: list[Row] = [rule("ranks: work, then waiting" if width >= 31 else "ranks: work, waiting", width)]
     for rank, row in by_rank:
         own = max(row.get("own", 0.0), 0.0)
-        style = "warn" if is_late(late, rank) else "compute"
+        behind = late.get("rank") == rank
+        style = "warn" if behind else "compute"
         work = bar(own / whole, max(room, 0)).rstrip()
         line: Row = ((work, style), ("░" * (room - len(work)), "dim")) if room >= _LEAST_BAR else ()
-        more = f"+{late['late_ns'] * 1e-6:.1f}" if late is not None and is_late(late, rank) else ""
-        out.append(((f"{rank:>{digits}} ", "text"), *line, (_own(own), "text"), (more.rjust(extra), "warn")))
+        more = f"+{late['late_ns'] * 1e-6:.1f}" if behind else ""
+        time = f"{own / 1e3:.1f}" if own < 1e7 else f"{own / 1e3:,.0f}"
+        figures = (time.rjust(_OWN), "text"), (more.rjust(extra), "warn")
+        out.append(((f"{rank:>{digits}} ", "text"), *line, *figures))
     return out
-
-
-def _own(us: float) -> str:
-    return f"{us / 1e3:.1f}".rjust(_OWN) if us < 1e7 else f"{us / 1e3:,.0f}".rjust(_OWN)
 
 
 def heat_map(ranks: Ranks, width: int, count: int) -> list[Row]:
@@ -133,9 +126,7 @@ def longest_text(ranks: Ranks, name: str, mean_ns: float, width: int, decimals: 
 
 
 _WAIT = frozenset({"data_wait", SKEW})
-_OVERHEAD = frozenset({"to_device", EXCHANGE, "log", "evaluate", "checkpoint", "other"})
-# Not part of a step; shown below it, marked with "+".
-_ASIDE = frozenset({"evaluate", "checkpoint"})
+_OVERHEAD = frozenset({"to_device", EXCHANGE, "log", "other", *ASIDES})
 _NAME_WIDTH = 11
 _FIGURE = 8  # width of a column of milliseconds
 _SHARE = 7
@@ -264,8 +255,8 @@ class StepTable:
         top = [phase for phase in self.phases if "/" not in phase.name]
         if not top:
             return [(("no steps measured yet", "dim"),)] if count > 0 else []
-        aside = [phase for phase in top if phase.name in _ASIDE]
-        took = [phase for phase in top if phase.name not in (*_ASIDE, "other")]
+        aside = [phase for phase in top if phase.name in ASIDES]
+        took = [phase for phase in top if phase.name not in (*ASIDES, "other")]
         other = [phase for phase in top if phase.name == "other"]
         if count < 3 + len(aside):
             aside = []
@@ -327,7 +318,7 @@ class StepTable:
         figures = exact.get(phase.name) or self.milliseconds(phase.host_ns)
         step_ns = self.snapshot.step_ns
         share = percent(phase.host_ns / step_ns if step_ns else phase.share)
-        if step_ns and phase.name in _ASIDE:
+        if step_ns and phase.name in ASIDES:
             figures, share = f"+{figures.strip()}".rjust(_FIGURE), f"+{share}"
         last = "" if total else "".join(self.milliseconds(getattr(phase, f"{name}_ns")) for name in self.more)
         if self.longest and self.snapshot.ranks is not None and not total:

@@ -18,6 +18,7 @@ from ndd_console.words.run import (
     metrics_text,
     micro_steps,
     rates,
+    resume_text,
     work_short,
     work_texts,
 )
@@ -60,6 +61,7 @@ from .style import STATUS, Row
 
 _MORE = 3  # further findings, one line each
 _LINES = 2  # lines of evidence and of the change, if there is room
+_FINDINGS = 1 + 2 * _LINES + _MORE  # rows of all that is said of findings
 
 
 NOTHING = DiagnosisResult()
@@ -131,11 +133,6 @@ def finding_rows(result: DiagnosisResult, width: int, count: int, can_try: bool)
         rows += [((line, "accent"),) for line in _first(change, shown["change"], width)]
     rows += [_also(finding, width) for finding in others[:_MORE]]
     return rows[:count]
-
-
-def wanted_rows(result: DiagnosisResult, width: int, can_try: bool) -> int:
-    """Rows that `finding_rows` fills if there is room."""
-    return len(finding_rows(result, width, 1 + 2 * _LINES + _MORE, can_try))
 
 
 def least_rows(result: DiagnosisResult) -> int:
@@ -281,7 +278,7 @@ def end_rows(snapshot: Snapshot, name: str, width: int, count: int) -> list[Row]
         if saved is None and snapshot.checkpoint is not None:
             saved = snapshot.checkpoint.mark.data.get("file")
         tail.append((("checkpoint ", "dim"), (foreign(saved) if saved else MISSING, "text")))
-        resume = f"resume with: ndd-console train --resume {foreign(name)}"
+        resume = resume_text(foreign(name))
     if snapshot.status == "lost":
         reason = "; ".join(filter(None, (LOST, resume)))
     elif resume and snapshot.status not in ("done", "failed"):
@@ -396,7 +393,8 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
     if learning and (below or side or ended) and width + 2 >= _TRENDS[0] and height >= _TRENDS[1]:
         trends = room.take(1)
     # Optional rows: more findings, blank lines, cores, facts, graphs, more phases, more events.
-    finding += room.take(wanted_rows(diagnosis, width, state.can_try) - finding) if tall else 0
+    if tall:
+        finding += room.take(len(finding_rows(diagnosis, width, _FINDINGS, state.can_try)) - finding)
     gaps = room.take(3 if tall else 2)
     speed = throughput_rows(snapshot, width, min(room.left, 2)) if learning else []
     room.take(len(speed))

@@ -11,6 +11,7 @@ from ndd_engine.record.figures import death_text
 
 from .blocks import COMMAND, PLACE, Tone, Verdict, at_most, percent
 
+POTENTIAL_GAIN = "upper bound: the speedup without this cause if no other bottleneck took its place"
 # Causes that are not a problem; they take one line, in this style.
 CALM = {"healthy": "good", "too-short": "dim"}
 

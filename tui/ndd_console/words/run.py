@@ -9,12 +9,12 @@ from typing import Any
 
 from ndd_engine.diagnose import ENDINGS, Finding, diagnose
 from ndd_engine.diagnose.process_rules import milliseconds, subject
-from ndd_engine.record.event import Ranks, RanksEvent
+from ndd_engine.record.event import ASIDES, Ranks, RanksEvent
 from ndd_engine.record.events import EndEvent, RunEvent, SettingEvent, WorkEvent
 from ndd_engine.record.figures import bad_loss_text
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import MISSING, counted, duration, foreign, number, plural, printable, rate, size
+from ndd_engine.text import MISSING, counted, duration, finite, foreign, number, plural, printable, rate, size
 
 from .blocks import Facts, Table, at_most, ns, percent, share_text, small
 from .finding import finding_line, first_command
@@ -314,6 +314,7 @@ def phases_table(snapshot: Snapshot, ranks: Ranks) -> Table:
 
 # In the summary of a run.
 MOST_FINDINGS = 3
+STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
 LOST = "the process ended unexpectedly (kill -9 or power loss?)"
 
 
@@ -362,9 +363,9 @@ def epoch_text(snapshot: Snapshot, run: RunEvent) -> str:
         return f"the length of an epoch is unknown{until}"
     items = f"{number(run.items_per_epoch or None)} {item_name(snapshot)}"
     text = f"one epoch is {number(run.steps_per_epoch)} steps, {items}"
-    if run.token and run.tokens_per_item and run.items_per_epoch:
-        tokens = number(round(run.items_per_epoch * run.tokens_per_item))
-        text += f", {tokens} {plural(printable(run.token))}"
+    each = finite(run.tokens_per_item)  # of a damaged record, it may be NaN
+    if run.token and each and run.items_per_epoch:
+        text += f", {number(round(run.items_per_epoch * each))} {plural(printable(run.token))}"
     return text
 
 
@@ -380,6 +381,10 @@ def versions_text(run: RunEvent) -> str:
 def metrics_text(metrics: Mapping[str, float | None]) -> str:
     """ "loss 1.520, bits 2.19"."""
     return ", ".join(f"{name} {number(value, 4)}" for name, value in metrics.items()) or MISSING
+
+
+def resume_text(name: str) -> str:
+    return f"resume with: ndd-console train --resume {name}"
 
 
 def end_text(snapshot: Snapshot) -> str:
@@ -445,8 +450,7 @@ def _summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> Iterator[
         if steps == 1:  # its time says little
             parts.reverse()
         yield "; ".join(parts)
-        aside = ("evaluate", "checkpoint")
-        phases = [phase for phase in snapshot.phases if "/" not in phase.name and phase.name not in aside]
+        phases = [phase for phase in snapshot.phases if "/" not in phase.name and phase.name not in ASIDES]
         top = sorted(phases, key=lambda phase: -phase.host_ns)[:4]
         if top and snapshot.step_ns:
             step_ns = snapshot.step_ns
@@ -469,7 +473,7 @@ def _summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> Iterator[
     yield f"{'record' if script else 'record and checkpoints'}: {folder}"
     if end is not None and end.checkpoint and status not in ("done", "failed"):
         name = run.name if run is not None else Path(folder).name
-        yield f"resume with: ndd-console train --resume {name}"
+        yield resume_text(name)
 
 
 # in_effect: as shown. Those without effect come first.

@@ -12,7 +12,7 @@ from ndd_engine.recordings.traces import DeviceUse, TraceUse, findings
 from ndd_engine.text import counted, printable, size
 
 from .blocks import Block, Facts, Page, Section, Table, Text, clip, moment, ns, share_text
-from .finding import verdict
+from .finding import POTENTIAL_GAIN, verdict
 
 _NAME = 70  # characters shown of a kernel's name
 
@@ -233,7 +233,7 @@ METHODS = (
     ("idle by cause", "what the host was doing, or that the next kernel had been launched before the gap"),
     ("phases", "ranges first, then the work of the autograd engine and uploads, then the other operators"),
     ("communication", "exposed: no other kernel runs beside the collective; hidden: the rest"),
-    ("potential gain", "upper bound: the speedup without this cause if no other bottleneck took its place"),
+    ("potential gain", POTENTIAL_GAIN),
 )
 
 
