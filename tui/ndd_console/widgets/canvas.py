@@ -101,15 +101,12 @@ class Canvas(Patched):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Finished strips, made on demand: a partial update does not need them."""
-        lines = [self._strip(y) for y in range(crop.y, crop.y + crop.height)]
+        lines = [self.render_line(y) for y in range(crop.y, crop.y + crop.height)]
         if crop.x == 0 and crop.width == self.size.width:
             return lines
         return [line.crop(crop.x, crop.x + crop.width) for line in lines]
 
     def render_line(self, y: int) -> Strip:
-        return self._strip(y)
-
-    def _strip(self, y: int) -> Strip:
         width = self.size.width
         if y >= len(self._rows) or self._shown_size[0] != width:
             return Strip.blank(width)

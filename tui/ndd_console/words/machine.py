@@ -141,13 +141,11 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if (sharded := report["sharded"]) is not None:
         one = "GPU" if report["device"].startswith("cuda") else "rank"
         with_ddp = " with DDP" if report["ranks"] > 1 else ""
-        outcome = f": --set parallel.ranks={sharded['ranks']} --set parallel.strategy=fsdp2"
-        yield (
-            "",
-            f"does not fit one {one}{with_ddp}: {size(memory['total'])} of {available}; with FSDP2 on "
-            f"{sharded['ranks']} ranks {size(sharded['peak_bytes'])} each"
-            f"{outcome if sharded['fits'] else ' do not fit either'}",
-        )
+        unfit = f"does not fit one {one}{with_ddp}: {size(memory['total'])} of {available}"
+        sets = f": --set parallel.ranks={sharded['ranks']} --set parallel.strategy=fsdp2"
+        outcome = sets if sharded["fits"] else " do not fit either"
+        each = f"{sharded['ranks']} ranks {size(sharded['peak_bytes'])} each"
+        yield "", f"{unfit}; with FSDP2 on {each}{outcome}"
     if report["retries"]:
         retries = f"{counted(report['retries'], 'allocator retry')} in the first steps"
         costs = "cached memory is released and allocated again, which costs time"
