@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -21,7 +20,7 @@ from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.run_sources import HomeFolder, RunRow, RunSource
 from ndd_console.jobs.trials import TuningJob
 from ndd_console.jobs.wizard import WizardJob
-from ndd_console.screens.base import KeyScreen, call_from_thread
+from ndd_console.screens.base import KeyScreen
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.live import LiveScreen, Result
 from ndd_console.screens.tuning import TuningScreen
@@ -34,7 +33,6 @@ from ndd_console.widgets.lines import AsciiFilter, bindings
 from ndd_console.widgets.textual_private import BackgroundDriver, PrivateApp
 from ndd_console.words.diagnosis import Diagnosis, Rules
 from ndd_engine.diagnose import diagnose
-from ndd_engine.errors import error_text
 
 # The colours of the terminal: the name of the theme depends on Textual's version.
 THEMES = ("ansi-dark", "textual-ansi")
@@ -279,8 +277,8 @@ class ConsoleApp(ScreenApp):
         if self._opening:
             return
         self._opening = True
-        self._say(f"{word} {name}…")
-        threading.Thread(target=self._open, args=(open_,), name="ndd-open", daemon=True).start()
+        self._home_screen.say(f"{word} {name}…")
+        self._home_screen.beside(open_, self._opened, self._not_opened)
 
     def open_wizard(self, run: RunSource | None, row: StartRow | None = None) -> None:
         """Open the wizard. If there is a run on the screen, the new file cannot be trained from here.
@@ -302,26 +300,20 @@ class ConsoleApp(ScreenApp):
         if to_train and self._start_file is not None:
             self._begin(partial(self._start_file, to_train), to_train, "starting")
 
-    def _open(self, open_: Callable[[], RunSource]) -> None:
-        try:
-            source = open_()
-        except Exception as error:  # noqa: BLE001  without a message the screen would wait forever
-            call_from_thread(self, self._not_opened, error_text(error))
-            return
-        if self._gone or not call_from_thread(self, self._opened, source):
-            source.close()
+    @property
+    def _home_screen(self) -> HomeScreen:
+        """Runs are opened from there, and from the wizard above it."""
+        return next(screen for screen in self.screen_stack if isinstance(screen, HomeScreen))
 
     def _opened(self, source: RunSource) -> None:
+        if self._gone:
+            source.close()
+            return
         self._opening = False
-        self._say("")
+        self._home_screen.say("")
         self.source = source
         self.push_screen(self._live_screen(source))
 
     def _not_opened(self, text: str) -> None:
         self._opening = False
-        self._say(text, "bad")
-
-    def _say(self, text: str, style: str = "accent") -> None:
-        for screen in self.screen_stack:
-            if isinstance(screen, HomeScreen):
-                screen.say(text, style)
+        self._home_screen.say(text, "bad")
