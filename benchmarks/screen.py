@@ -30,7 +30,7 @@ from typing import Any
 from textual.timer import Timer
 
 import ndd_console.app as app_module
-from ndd_console.process.launcher import Leash
+from ndd_console.process.terminal import Leash
 from ndd_console.screens.live import LiveScreen
 from ndd_console.sessions.training import Console
 from ndd_engine.config import read

@@ -30,7 +30,7 @@ from textual.pilot import Pilot
 
 from ndd_console.app import ConsoleApp, ScreenApp, TuningApp, WizardApp
 from ndd_console.jobs.run_sources import EngineSource, HomeFolder, RunSource
-from ndd_console.jobs.tuning import TuningJob
+from ndd_console.jobs.trials import TuningJob
 from ndd_console.jobs.wizard import WizardJob
 from ndd_console.screens.trial import TrialScreen
 from ndd_console.screens.wizard import WizardScreen

@@ -32,11 +32,10 @@ from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.pages import help_lines, settings_lines
 from ndd_console.screens.trial import BUDGETS_S, ProposedChange, TrialState
 from ndd_console.screens.wizard import PAGES
-from ndd_console.view.frame import Entry, framed, inner_width
+from ndd_console.view.bars import plot_rows
 from ndd_console.view.keys import LIVE_KEYS
 from ndd_console.view.live import LiveState, live_rows
-from ndd_console.view.rows import width_of
-from ndd_console.view.scatter import plot_rows
+from ndd_console.view.rows import Entry, framed, inner_width, width_of
 from ndd_console.view.style import COLOUR, Row, ascii_rows
 from ndd_console.widgets.canvas import Canvas, changes
 from ndd_console.words.blocks import Text

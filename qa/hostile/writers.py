@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.trial.written_runs import steady, windows, write_run
 
-from ndd_console.jobs.saving import save_new
+from ndd_console.jobs.trials import save_new
 from ndd_engine.config import read
 from ndd_engine.errors import ConfigError, UsageError
 from ndd_engine.files import create_text, replacing, write_problem, write_text
@@ -280,7 +280,7 @@ def at_the_same_time(folder: Path) -> None:
     folder.mkdir(parents=True)
     texts = [f"{number}\n" * 20_000 for number in range(8)]
     work = [threading.Thread(target=write_text, args=(folder / "a.txt", text)) for text in texts]
-    work += [threading.Thread(target=save_new, args=("new", text, folder)) for text in texts]
+    work += [threading.Thread(target=save_new, args=(str(folder / "new"), text)) for text in texts]
     for each in work:
         each.start()
     for each in work:

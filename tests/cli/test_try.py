@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from ndd_console.cli.measuring import stoppable
-from ndd_console.cli.printing import say
+from ndd_console.cli.printing import say, stoppable
 from ndd_console.cli.try_ import TrialProgress
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot

@@ -33,7 +33,7 @@ NDD = (
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Runs: "slow" and "again" take three times as long as "fast"; "wide" has another effective batch."""
+    """Runs: "slow" and "again" take three times as long as "fast"; "wide" has another batch and other data."""
     runs = tmp_path / "runs"
     write_run(runs / "fast", windows(steady(60, 1.0)))
     write_run(
@@ -42,7 +42,7 @@ def folder(tmp_path: Path) -> Path:
         config={"batch": {"micro": 16}, "loader": {"workers": 2}},
     )
     write_run(runs / "again", windows(steady(60, 1.0, seed=2)))
-    write_run(runs / "wide", windows(steady(60, 1.0, seed=3)), items_per_step=32)
+    write_run(runs / "wide", windows(steady(60, 1.0, seed=3)), items_per_step=32, data="other data")
     return tmp_path
 
 
@@ -72,8 +72,9 @@ def test_several_runs_are_compared_with_the_first(folder: Path) -> None:
     assert max(map(len, call("compare", *runs, folder=folder).stdout.splitlines())) <= 80
 
 
-def test_a_different_effective_batch_is_warned_about(folder: Path) -> None:
-    assert "(16, 32" in call("compare", "fast", "wide", folder=folder).stderr
+def test_what_is_not_comparable_is_warned_about_in_one_line(folder: Path) -> None:
+    warning = call("compare", "fast", "wide", folder=folder).stderr
+    assert "(16, 32" in warning and "data" in warning and warning.count("comparable") == 1
 
 
 # tune

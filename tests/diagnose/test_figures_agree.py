@@ -19,8 +19,7 @@ from ndd_console.render import html, text
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_console.screens.trial import TrialState, entries, proposed_changes
-from ndd_console.view.findings import finding_rows
-from ndd_console.view.live import LiveState, live_rows
+from ndd_console.view.live import LiveState, finding_rows, live_rows
 from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_console.words.finding import event_line
 from ndd_console.words.run import progress_line, summary

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_console.render.axis import Axis, time_axis, value_axis
-from ndd_console.report.timeline import CAPACITY, Curve, RunClock, RunTimeline
-from ndd_console.words.figures import share_text
+from ndd_console.render.html import Axis, time_axis, value_axis
+from ndd_console.report.model import CAPACITY, Curve, RunClock, RunTimeline
+from ndd_console.words.blocks import share_text
 
 from .report_help import window
 

@@ -11,7 +11,7 @@ from measured import trial
 from qa.trials.coverage import NOISES, intervals
 from qa.trials.simulated import MODELS, Course, rates, simulate
 
-from ndd_console.view.interval import interval_rows
+from ndd_console.view.bars import interval_rows
 from ndd_console.words.trial import VERDICTS, trial_text
 from ndd_engine.trial.estimates import (
     ALONE,

@@ -9,7 +9,7 @@ from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.wizard import Field, Preview
 from ndd_console.words.blocks import Block, Facts
 from ndd_engine.errors import NddError
-from ndd_engine.wizard.proposals import Answers, Batch, Measured, Model, Proposal, pareto
+from ndd_engine.wizard.proposals import Batch, Measured, Model, Proposal, pareto
 
 GB = 1 << 30
 FREE = 12 * GB
@@ -96,9 +96,9 @@ class FakeWizard:
         goals = ("highest throughput", "low memory use")
         meaning = "as many items per second as possible within the limits below"
         return (
-            Field("goal", goals[self.goal % 2], meaning, lambda by: Answers()),
-            Field("effective batch", "128", "items per optimizer step", lambda by: Answers()),
-            Field("minimum sequence", "128", "shorter sequences need less memory", lambda by: Answers()),
+            Field("goal", goals[self.goal % 2], meaning, [{}]),
+            Field("effective batch", "128", "items per optimizer step", [{}]),
+            Field("minimum sequence", "128", "shorter sequences need less memory", [{}]),
         )
 
     def change(self, place: int, by: int) -> str:

@@ -174,7 +174,7 @@ async def settled(pilot: Pilot[Any]) -> None:
         await asyncio.sleep(0.02)
     while isinstance(screen, ComparisonScreen) and screen.loaded is None:
         await asyncio.sleep(0.02)
-    for method in ("poll", "look_again"):
+    for method in ("look_again",):
         getattr(screen, method, lambda: None)()
     await pilot.pause()
 

@@ -16,7 +16,7 @@ from textual.pilot import Pilot
 from ndd_console.app import ConsoleApp
 from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.run_sources import HomeFolder, RunRow, RunSource
-from ndd_console.screens.dialogs import TextQuestion
+from ndd_console.screens.base import TextQuestion
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.wizard import WizardScreen

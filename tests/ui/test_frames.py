@@ -124,10 +124,10 @@ async def test_progress_and_result_of_a_trial() -> None:
         trials = screen._trials
         assert isinstance(trials, FakeTrials)
         trials.jobs[0].progress = Progress(HOSTILE, 18.0, 60.0, 3, 1.4, 1.2, 1.61)
-        screen.poll()
+        screen.look_again()
         await through_all_sizes(pilot, ascii_only=True)
         trials.jobs[0].result, trials.jobs[0].done = trial_event(text=HOSTILE, sets=[HOSTILE]), True
-        screen.poll()
+        screen.look_again()
         await through_all_sizes(pilot, ascii_only=True)
 
 

@@ -13,10 +13,10 @@ from textual.pilot import Pilot
 
 from ndd_console.app import ConsoleApp, TuningApp, WizardApp
 from ndd_console.jobs.log_tail import LogTail
-from ndd_console.screens.base import KeyScreen
-from ndd_console.screens.dialogs import Question
+from ndd_console.screens import base
+from ndd_console.screens.base import KeyScreen, Question
 from ndd_console.screens.live import MESSAGE_S, LiveScreen
-from ndd_console.screens.pages import HelpScreen, SettingsScreen, StartScreen
+from ndd_console.screens.pages import DiagnosisScreen, HelpScreen, SettingsScreen, StartScreen
 from ndd_console.screens.trial import TrialScreen
 from ndd_console.view.keys import NEEDS, TABLES
 from ndd_console.view.style import Look
@@ -166,7 +166,10 @@ async def test_the_palette_offers_the_keys_that_work() -> None:
         await until(pilot, lambda: isinstance(app.screen, SettingsScreen))
 
 
-async def test_the_command_of_a_finding_and_the_diff_of_a_trial_are_copied() -> None:
+async def test_the_command_of_a_finding_and_the_diff_of_a_trial_are_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(base, "MESSAGE_S", 0.2)
     app = with_finding()
     async with app.run_test(size=(120, 40)) as pilot:
         command = "ndd-console try charlm-001 --set loader.workers=4 --set loader.pin_memory=true"
@@ -175,11 +178,13 @@ async def test_the_command_of_a_finding_and_the_diff_of_a_trial_are_copied() -> 
         app.copy_to_clipboard("")
         await press(pilot, "d", "y")
         assert app.clipboard == command
+        assert isinstance(app.screen, DiagnosisScreen)
+        await until(pilot, lambda: "copied" not in text_of(app))
         await press(pilot, "t", "enter")
         screen = app.screen
         assert isinstance(screen, TrialScreen) and isinstance(screen._trials, FakeTrials)
         screen._trials.jobs[0].result, screen._trials.jobs[0].done = trial_event(), True
-        screen.poll()
+        screen.look_again()
         await press(pilot, "y")
         assert app.clipboard == "+loader.workers=4\n+loader.pin_memory=true"
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from ndd_console.screens.pages import ranks_lines
+from ndd_console.view.blocks import heat_map, panel
 from ndd_console.view.live import LiveState, live_rows
-from ndd_console.view.ranks import heat_map, panel
 from ndd_console.view.style import Row
 
 from .fake_ranks import planted_snapshot

@@ -8,10 +8,10 @@ import pytest
 from textual.events import Key
 
 from ndd_console.app import ConsoleApp
-from ndd_console.screens.dialogs import Question
-from ndd_console.screens.live import STOPPING, LiveScreen
-from ndd_console.screens.log import LogScreen
-from ndd_console.screens.pages import HelpScreen, PageScreen, SettingsScreen
+from ndd_console.screens.base import Question
+from ndd_console.screens.live import LiveScreen
+from ndd_console.screens.pages import HelpScreen, LogScreen, PageScreen, SettingsScreen
+from ndd_console.words.run import STOPPING
 
 from .fake_sources import Clock, FakeSource
 from .fakes import SETTINGS, T0, empty_snapshot, ended, mark, snapshot
@@ -172,13 +172,13 @@ async def test_help_and_log() -> None:
         await press(pilot, "home")
         assert "line 0 " in text_of(app)
         source.output = [*source.output, "one more"]
-        screen.read_again()
+        screen.look_again()
         assert "line 0 " in text_of(app) and "one more" not in text_of(app)
         await press(pilot, "end")
         await pilot.pause()
         assert "one more" in text_of(app)
         source.output = [*source.output, "and another"]
-        screen.read_again()
+        screen.look_again()
         await pilot.pause(0.02)
         assert "and another" in text_of(app)
         await press(pilot, "pageup", "up")
@@ -204,7 +204,7 @@ async def test_the_page_of_settings_follows_the_run() -> None:
         assert "MFU 34 %" in text_of(app) and "bfloat16 98 %" in text_of(app)
         fixed = replace(SETTINGS[-1], applied="flash", in_effect=True, verified="flash was seen")
         source.value = snapshot(settings=(*SETTINGS[:-1], fixed))
-        screen.read_again()
+        screen.look_again()
         assert "✖" not in text_of(app) and "flash was seen" in text_of(app)
         await press(pilot, "i")
         assert isinstance(app.screen, LiveScreen)

@@ -27,7 +27,7 @@ async def look(pilot: Pilot[Any]) -> None:
     await pilot.pause()
     screen = pilot.app.screen
     assert isinstance(screen, TrialScreen)
-    screen.poll()
+    screen.look_again()
     await pilot.pause()
 
 

@@ -12,9 +12,9 @@ import pytest
 from textual.pilot import Pilot
 
 from ndd_console.app import TuningApp
-from ndd_console.jobs.tuning import TuningJob
+from ndd_console.jobs.trials import TuningJob
 from ndd_console.screens.tuning import TuningScreen
-from ndd_console.view.interval import interval_rows, progress_rows
+from ndd_console.view.bars import interval_rows, progress_rows
 from ndd_console.view.style import COLOUR, Row
 from ndd_engine.errors import UsageError
 from ndd_engine.trial.outcome import Progress
@@ -125,7 +125,7 @@ async def test_long_tunings_scroll_and_show_what_is_measured() -> None:
     async with app.run_test(size=(80, 24)) as pilot:
         screen = app.screen
         assert isinstance(screen, TuningScreen)
-        screen.poll()
+        screen.look_again()
         await until(pilot, lambda: "setting 40" in text_of(app))
         assert "setting 40" in text_of(app) and "setting 3 " not in text_of(app)
         await press(pilot, "home")

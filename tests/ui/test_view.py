@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ndd_console.view.bars import bar, graph, levels, progress_bar, sparkline, stacked_bar
-from ndd_console.view.learning import end_rows, small
-from ndd_console.view.live import LiveState, live_rows
+from ndd_console.view.live import LiveState, end_rows, live_rows, small
 from ndd_console.view.rows import aligned, cells, cut, fit, shorten, width_of, wrap
 from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
 from ndd_console.words.diagnosis import DiagnosisResult

@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 from ndd_console.app import WizardApp
 from ndd_console.screens.pages import HelpScreen
 from ndd_console.screens.wizard import BY_SPEED, WizardScreen, ordered
-from ndd_console.view.scatter import plot_rows
+from ndd_console.view.bars import plot_rows
 from ndd_console.words.wizard import COLUMNS
 from ndd_engine.wizard.proposals import Measured
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ndd_console.words.check import busy_cores, check_facts
+from ndd_console.words.machine import busy_cores, check_facts
 from ndd_engine.record.snapshot import CoreUse
 
 MB = 1 << 20

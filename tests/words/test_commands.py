@@ -9,7 +9,7 @@ import pytest
 from ndd_console.render.text import lines
 from ndd_console.words.blocks import Facts, Table, Text
 from ndd_console.words.comparison import two_compared
-from ndd_console.words.memory import memory_blocks
+from ndd_console.words.trace import memory_blocks
 from ndd_engine.recordings.snapshots import examine
 from ndd_engine.trial.compare import compare
 from tests.recordings.snapshots import MIB, History, frame, written

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from ndd_console.render.rows import block_rows
-from ndd_console.words.diagnosis import DiagnosisResult, diagnosis_blocks
-from ndd_console.words.profile import ENGINE
+from ndd_console.words.diagnosis import ENGINE, DiagnosisResult, diagnosis_blocks
 from ndd_engine.record.events import FunctionsEvent, StacksEvent
 from tests.ui.fakes import MEASURED, snapshot
 

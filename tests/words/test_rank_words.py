@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ndd_console.words.ranks import late_text, late_words, ranks_facts, ranks_words, slowest
-from ndd_console.words.run import progress_line
+from ndd_console.words.run import late_text, late_words, progress_line, ranks_facts, ranks_words, slowest
 from tests.ui.fake_ranks import PLANTED, planted_snapshot
 from tests.ui.fakes import snapshot
 

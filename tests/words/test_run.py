@@ -52,6 +52,8 @@ def test_the_introduction_says_what_a_step_and_an_epoch_are() -> None:
     assert "optimizer steps of 256 clips;" in text and text.endswith("70,656 clips")
     ranks = run_event(config={"batch": {"micro": 64, "accumulation": 2}, "parallel": {"ranks": 2}})
     assert "(2 micro-steps of 64 on each of 2 ranks);" in "\n".join(introduction(snapshot(run=ranks)))
+    damaged = run_event(tokens_per_item=float("nan"))
+    assert introduction(snapshot(run=damaged))[-1].endswith("70,656 windows")
 
 
 def test_settings_are_told_once_and_again_when_they_change() -> None:

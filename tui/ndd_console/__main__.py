@@ -22,7 +22,6 @@ NO_WINDOWS = (
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its status."""
     if sys.platform == "win32":
         print(NO_WINDOWS, file=sys.stderr)  # noqa: T201  click may not even import
         sys.exit(2)

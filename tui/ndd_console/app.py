@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -19,22 +18,21 @@ from textual.screen import Screen
 
 from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.run_sources import HomeFolder, RunRow, RunSource
-from ndd_console.jobs.tuning import TuningJob
+from ndd_console.jobs.trials import TuningJob
 from ndd_console.jobs.wizard import WizardJob
-from ndd_console.screens.base import KeyScreen, call_from_thread
+from ndd_console.screens.base import KeyScreen
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.live import LiveScreen, Result
 from ndd_console.screens.tuning import TuningScreen
 from ndd_console.screens.wizard import WizardScreen
-from ndd_console.view.frame import MARGIN_FROM
 from ndd_console.view.keys import APP_KEYS
+from ndd_console.view.rows import MARGIN_FROM
 from ndd_console.view.style import PLAIN, Look
 from ndd_console.widgets.foreground import follow_terminal
 from ndd_console.widgets.lines import AsciiFilter, bindings
 from ndd_console.widgets.textual_private import BackgroundDriver, PrivateApp
 from ndd_console.words.diagnosis import Diagnosis, Rules
 from ndd_engine.diagnose import diagnose
-from ndd_engine.errors import error_text
 
 # The colours of the terminal: the name of the theme depends on Textual's version.
 THEMES = ("ansi-dark", "textual-ansi")
@@ -201,7 +199,7 @@ class ConsoleApp(ScreenApp):
         self._start_run = start
         self._attach_run = attach
         self._start_file = start_file
-        self._new_wizard = wizard
+        self.new_wizard = wizard
         self.wizard: WizardJob | None = None
         self._refresh_hz = refresh_hz
         self._clock = clock
@@ -213,10 +211,7 @@ class ConsoleApp(ScreenApp):
         if self.source is not None:
             return self._live_screen(self.source, self._on_first_paint)
         assert self.home is not None
-        wizard = None if self._new_wizard is None else lambda row: self._open_wizard(None, row)
-        return HomeScreen(
-            self.home, self._look, self._open_run, self._train, self._quit, self._on_first_paint, wizard
-        )
+        return HomeScreen(self.home, self._look, self._on_first_paint)
 
     @property
     def closing(self) -> bool:
@@ -245,15 +240,13 @@ class ConsoleApp(ScreenApp):
         return LiveScreen(
             source,
             self._look,
-            self._leave_live,
             refresh_hz=self._refresh_hz,
             clock=self._clock,
             diagnosis=Diagnosis(self._rules),
             on_painted=on_painted,
-            wizard=None if self._new_wizard is None else lambda: self._open_wizard(source),
         )
 
-    def _leave_live(self, result: Result) -> None:
+    def leave_live(self, result: Result) -> None:
         """Return to the home screen if the run was opened from there for viewing; else end the app."""
         source = self.source
         if result == "quit" and source is not None and not source.owned and len(self.screen_stack) > 1:
@@ -266,16 +259,16 @@ class ConsoleApp(ScreenApp):
         else:
             self._finish(result)
 
-    def _quit(self) -> None:
+    def quit_home(self) -> None:
         # A run that is being opened must not be left without a screen.
         if not self._opening:
             self._finish("quit")
 
-    def _open_run(self, run: RunRow) -> None:
+    def open_run(self, run: RunRow) -> None:
         if self._attach_run is not None:
             self._begin(partial(self._attach_run, run.name), run.name, "opening")
 
-    def _train(self, row: StartRow) -> None:
+    def train(self, row: StartRow) -> None:
         if self._start_run is not None:
             self._begin(partial(self._start_run, row), row.name, "starting")
 
@@ -284,17 +277,17 @@ class ConsoleApp(ScreenApp):
         if self._opening:
             return
         self._opening = True
-        self._say(f"{word} {name}…")
-        threading.Thread(target=self._open, args=(open_,), name="ndd-open", daemon=True).start()
+        self._home_screen.say(f"{word} {name}…")
+        self._home_screen.beside(open_, self._opened, self._not_opened)
 
-    def _open_wizard(self, run: RunSource | None, row: StartRow | None = None) -> None:
+    def open_wizard(self, run: RunSource | None, row: StartRow | None = None) -> None:
         """Open the wizard. If there is a run on the screen, the new file cannot be trained from here.
 
         row: the entry of the home screen to begin with.
         """
-        if self._new_wizard is None or self.wizard is not None or self._opening:
+        if self.new_wizard is None or self.wizard is not None or self._opening:
             return
-        self.wizard = self._new_wizard(run, row)
+        self.wizard = self.new_wizard(run, row)
         can_train = run is None and self._start_file is not None
         self.push_screen(WizardScreen(self._look, self.wizard, self._leave_wizard, can_train=can_train))
 
@@ -307,26 +300,20 @@ class ConsoleApp(ScreenApp):
         if to_train and self._start_file is not None:
             self._begin(partial(self._start_file, to_train), to_train, "starting")
 
-    def _open(self, open_: Callable[[], RunSource]) -> None:
-        try:
-            source = open_()
-        except Exception as error:  # noqa: BLE001  without a message the screen would wait forever
-            call_from_thread(self, self._not_opened, error_text(error))
-            return
-        if self._gone or not call_from_thread(self, self._opened, source):
-            source.close()
+    @property
+    def _home_screen(self) -> HomeScreen:
+        """Runs are opened from there, and from the wizard above it."""
+        return next(screen for screen in self.screen_stack if isinstance(screen, HomeScreen))
 
     def _opened(self, source: RunSource) -> None:
+        if self._gone:
+            source.close()
+            return
         self._opening = False
-        self._say("")
+        self._home_screen.say("")
         self.source = source
         self.push_screen(self._live_screen(source))
 
     def _not_opened(self, text: str) -> None:
         self._opening = False
-        self._say(text, "bad")
-
-    def _say(self, text: str, style: str = "accent") -> None:
-        for screen in self.screen_stack:
-            if isinstance(screen, HomeScreen):
-                screen.say(text, style)
+        self._home_screen.say(text, "bad")

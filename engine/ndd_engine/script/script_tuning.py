@@ -1,20 +1,71 @@
-"""Tuning of a script: the changes that its findings propose, and those that may help on this machine."""
+"""Tuning of a script: observes its command, then tries what its findings propose and what may help on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from ndd_engine.diagnose import Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.run import Run
 from ndd_engine.trial.outcome import Base, TrialRequest
 from ndd_engine.trial.tuning import Tuning, TuningState, observed
+from ndd_watch import LINKED
 from ndd_watch.changes import OF_SCRIPTS, Candidate, Place, candidates
 
+from .command import OFFLINE, SCRATCH, UNWRITTEN, Command, linked, refused_in, scratch
 from .edits import Edit
+from .script_run import Script, ScriptRequest
 from .trials import changes_of, edit_for
+
+# How long a command is observed before its changes are measured.
+OBSERVED_STEPS, OBSERVED_S, MOST_S = 60, 10.0, 60.0
+
+
+def observe(
+    root: Path, command: Command, tell: Callable[[str], None], stop: threading.Event, outside: bool = False
+) -> RunDir:
+    """Run the command in a scratch copy until enough of it was seen, then end it.
+
+    tell: receives messages for the user. stop: set it to stop early. outside: whether it may do what the copy does not
+    contain. Raises UsageError if it wanted to, and may not.
+    """
+    command.check()
+    command.check_repeatable()
+    with tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True) as place:
+        folder = scratch(command.folder, Path(place), root.absolute())
+        os.environ.update(
+            {**OFFLINE, **UNWRITTEN, LINKED: "" if outside else linked(Path(place), command.folder)}
+        )
+        run = Run.open(Script(ScriptRequest(command, root, screen=True, folder=folder)))
+        tell(f"observing {command.text} as run {run.directory.name}")
+        done = threading.Event()
+
+        def watch() -> None:
+            begin = time.monotonic()
+            while not done.wait(0.2):
+                totals, spent_s = run.recorder.snapshot().totals, time.monotonic() - begin
+                enough = totals.steps >= OBSERVED_STEPS and totals.wall_ns >= OBSERVED_S * 1e9
+                if stop.is_set() or enough or spent_s > MOST_S:
+                    run.control.request("kill", "observed for long enough")
+
+        thread = threading.Thread(target=watch, name="ndd-watch", daemon=True)
+        thread.start()
+        try:
+            run.execute()
+        finally:
+            done.set()
+            run.close()
+        if refused := refused_in(Path(place)):
+            raise UsageError(refused)
+    return run.directory
 
 
 def candidates_for(run: RunEvent, findings: Sequence[Finding], place: Place) -> list[Candidate]:

@@ -155,6 +155,7 @@ class Side(ChildServer):
         elif isinstance(event, RunEvent):
             facts.device, facts.device_name, facts.threads = event.device, event.device_name, event.threads
             facts.items_per_step, facts.steps_per_epoch = event.items_per_step, event.steps_per_epoch
+            facts.unit = event.item
         else:
             self.parts.hear(event)
 

@@ -630,7 +630,8 @@ class _Race:
                 not number and self.share > SORTED and len(done) > 1
             ):
                 break
-            words = f"measuring {place + 1} of {len(candidates)}, round {number + 1}"
+            of = f"the {len(candidates)} still compared" if number else f"{len(candidates)}"
+            words = f"measuring {place + 1} of {of}, round {number + 1}"
             if number >= len(ROUNDS):
                 words += " (the rounds so far disagree)"
             try:

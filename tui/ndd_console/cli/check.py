@@ -8,7 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ndd_console.words.check import advice, busy_cores, check_facts
+from ndd_console.words.machine import advice, busy_cores, check_facts
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_MACHINE, EXIT_USAGE, ConfigError, NddError, Problem
 from ndd_engine.train.request import preflight

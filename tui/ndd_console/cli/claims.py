@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING
 import click
 
 from ndd_console.render.text import lines
-from ndd_console.words.claims import claims_listed, claims_measured, duration_text, part_conditions
-from ndd_console.words.trial import measurement
+from ndd_console.words.trial import (
+    claims_listed,
+    claims_measured,
+    duration_text,
+    measurement,
+    part_conditions,
+)
 from ndd_engine.text import counted
 
 from . import options
-from .measuring import check_writable, stoppable, write
-from .printing import ProgressLines, say, show
+from .printing import ProgressLines, check_writable, say, show, stoppable, write
 
 if TYPE_CHECKING:
     from ndd_engine.trial.claims import ClaimsState
@@ -83,7 +87,6 @@ class ClaimsProgress(ProgressLines):
     """Progress of the claims in lines: the claim that is being measured, and its verdict."""
 
     def look(self, state: ClaimsState) -> None:
-        """Called a few times a second."""
         from ndd_engine.trial.claims import headline
 
         self.results([f"{result.claim.id}: {headline(result)}" for result in state.results])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ndd_console.words.comparison import LETTERS, several_compared, two_compared
+from ndd_console.words.comparison import LETTERS, several_compared, two_compared, unlike_text
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.file import damage_text
 from ndd_engine.record.rundir import find_run
@@ -51,8 +51,8 @@ def compare(asked: Asked) -> int:
     # Before the figures, which may be misleading.
     for letter, candidate in zip(LETTERS[1:], comparison.candidates, strict=False):
         which = f"A and {letter}" if asked.more else "the runs"
-        for text in candidate.unlike:
-            say(f"warning: {which} are not directly comparable: {text}")
+        if text := unlike_text(candidate):
+            say(f"warning: {which} are {text}")
     if asked.more:
         result = comparison.to_dict()
         for body, outcome in zip(result["candidates"], checks, strict=True):
@@ -78,7 +78,6 @@ def share_of(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise UsageError(
-            f"--fail-if-slower {printable(text)}: not a share; allowed: 0 to below 100 %, as in 5% or 0.05"
-        )
+        allowed = "allowed: 0 to below 100 %, as in 5% or 0.05"
+        raise UsageError(f"--fail-if-slower {printable(text)}: not a share; {allowed}")
     return value

@@ -32,7 +32,6 @@ def run_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
 
 
 def workload_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of the built-in workloads."""
     return [CompletionItem(name) for name in WORKLOADS if name.startswith(incomplete)]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ndd_console.words.memory import memory_blocks
+from ndd_console.words.trace import memory_blocks
 from ndd_engine.errors import EXIT_DONE, EXIT_USAGE
 from ndd_engine.recordings import snapshots
 

@@ -24,7 +24,6 @@ class Asked(SimpleNamespace):
 
     @property
     def root(self) -> Path:
-        """The folder of the runs."""
         return runs_root(self.runs)
 
 
@@ -71,7 +70,6 @@ pause_option = flag("--pause", help="Pause other runs on the same device during 
 
 
 def budget_option(text: str, default: float = 60.0) -> Callable[[Command], Command]:
-    """--budget SECONDS with its help text."""
     return click.option(
         "--budget", type=Finite(min=1), default=default, show_default=True, metavar="SECONDS", help=text
     )

@@ -17,9 +17,8 @@ from ndd_engine.record.rundir import find_run
 from ndd_engine.text import size
 
 from .completion import run_names
-from .measuring import check_writable
 from .options import Asked, command, flag, gathered, output_option
-from .printing import say, show
+from .printing import check_writable, say, show
 
 # Reading a longer record takes seconds; a message explains the wait.
 LONG_BYTES = 64 << 20

@@ -8,8 +8,7 @@ import sys
 import click
 
 from ndd_console.jobs.run_sources import RUN_COLUMNS, HomeFolder
-from ndd_console.words.blocks import Table
-from ndd_console.words.figures import moment
+from ndd_console.words.blocks import Table, moment
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, RunLockedError, UsageError
 from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import counted, printable, size

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import click
 
-from ndd_console.words.scaling import scaling_blocks
+from ndd_console.words.trial import scaling_blocks
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.events import TrialEvent
@@ -24,8 +24,7 @@ from ndd_engine.trial.scaling import (
 
 from . import options
 from .completion import run_names
-from .measuring import record, stoppable
-from .printing import show
+from .printing import record, show, stoppable
 from .try_ import TrialProgress
 
 

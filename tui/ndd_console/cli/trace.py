@@ -8,14 +8,13 @@ from pathlib import Path
 import click
 
 from ndd_console.render import html
-from ndd_console.report.trace_page import trace_blocks, trace_page
+from ndd_console.words.trace import trace_blocks, trace_page
 from ndd_engine.errors import UsageError
 from ndd_engine.files import write_text
 from ndd_engine.recordings import traces
 
-from .measuring import check_writable
 from .options import command, flag, json_option, output_option
-from .printing import say, show
+from .printing import check_writable, say, show
 
 # Reading a longer trace takes seconds; a message explains the wait.
 LONG_BYTES = 20 << 20

@@ -72,8 +72,7 @@ def train(asked: Asked) -> int:
     """
     here = place()
     request_of = partial(_request, asked, here)
-    from ndd_console.sessions.headless import ranks_headless, run_headless
-    from ndd_console.sessions.ranks import rank_command, run_rank
+    from ndd_console.sessions.headless import rank_command, ranks_headless, run_headless, run_rank
 
     if here is not None:
         run_rank(request_of, here, asked.as_json)
@@ -104,9 +103,8 @@ def _request(asked: Asked, here: RankPlace | None) -> RunRequest | None:
         raise UsageError("--resume-or-start excludes --resume and --from-step")
     if asked.from_step is not None and asked.resume is None:
         raise UsageError("--from-step needs --resume")
-    if asked.resume is not None and any(
-        given is not None for given in (asked.config, asked.workload, asked.name)
-    ):
+    given = (asked.config, asked.workload, asked.name)
+    if asked.resume is not None and any(each is not None for each in given):
         raise UsageError(
             "--resume uses the configuration of its run: omit CONFIG, --workload and --run (--set still works)"
         )

@@ -16,6 +16,7 @@ import click
 from ndd_console.words.trial import measurement, trial_blocks
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
+from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
@@ -26,8 +27,7 @@ from ndd_engine.trial.outcome import Progress, TrialRequest
 
 from . import options
 from .completion import run_names
-from .measuring import record, stoppable
-from .printing import ProgressLines, say, show
+from .printing import ProgressLines, record, say, show, stoppable
 
 # Share of the recorded time above which a trial says that it leaves evaluations and checkpoints out.
 LEFT_OUT = 0.02
@@ -99,21 +99,18 @@ def try_(asked: options.Asked) -> int:
     """
     baseline = asked.words[0] if asked.words else None
     if len(asked.words) > 1:
-        from .script_tuning import observed
+        from ndd_engine.script.script_tuning import observe
 
         with stoppable("the trial") as stop:
             command = Command(asked.words, Path.cwd())
-            baseline = observed(asked.root, command, stop, asked.allow_side_effects).name
+            baseline = observe(asked.root, command, say, stop, asked.allow_side_effects).name
         if stop.exit_status:
             return stop.exit_status
     base = baseline_of(baseline, asked.workload, asked.root)
-    starts = (
-        *(f"{ARGUMENT}{item}" for item in asked.arguments),
-        *(f"{VARIABLE}{item}" for item in asked.variables),
-    )
-    request = TrialRequest(
-        base, (*asked.sets, *starts), asked.budget, asked.cause, asked.restarts, asked.allow_side_effects
-    )
+    arguments = (f"{ARGUMENT}{item}" for item in asked.arguments)
+    starts = (*arguments, *(f"{VARIABLE}{item}" for item in asked.variables))
+    sets, outside = (*asked.sets, *starts), asked.allow_side_effects
+    request = TrialRequest(base, sets, asked.budget, asked.cause, asked.restarts, outside)
     from ndd_engine.trial.trial import check, held, to_pause
 
     state = None  # of the run of an observed script
@@ -158,7 +155,7 @@ def try_(asked: options.Asked) -> int:
 
 def _tell_of_script(state: RunState, request: TrialRequest, trial: TrialEvent, apply: bool) -> None:
     """What a trial of a script leaves out, and the edit that makes its change."""
-    aside = sum(state.totals.phases.get(name, 0) for name in ("evaluate", "checkpoint"))
+    aside = sum(state.totals.phases.get(name, 0) for name in ASIDES)
     if any(map(is_start, request.sets)) and aside > LEFT_OUT * state.totals.wall_ns:
         share = percent(aside / state.totals.wall_ns)
         say(
@@ -206,7 +203,6 @@ class TrialProgress(ProgressLines):
         self._elapsed_s = 0.0
 
     def look(self, progress: Progress) -> None:
-        """Called a few times a second."""
         text = printable(measurement(progress))
         if self._moving:
             width = max(shutil.get_terminal_size().columns - 1, 20)
@@ -220,12 +216,10 @@ class TrialProgress(ProgressLines):
         self.stage((stage, progress.abba_blocks), text)
 
     def news(self, text: str) -> None:
-        """A line of its own."""
         self.finish()
         super().news(text)
 
     def finish(self) -> None:
-        """Erase the line that is rewritten in place."""
         if self._shown:
             self._stream.write("\r\x1b[K")
             self._stream.flush()

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ndd_console.process.launcher import Leash, supervised
-from ndd_console.process.terminal import capabilities, interactive
-from ndd_console.words.trial import measurement, ratio_text
-from ndd_console.words.tuning import tuning_blocks
+from ndd_console.process.terminal import Leash, capabilities, interactive, supervised
+from ndd_console.words.trial import measurement, ratio_text, tuning_blocks
 from ndd_engine.api.sources import baseline_of, configured_run
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_FAILED, UsageError
@@ -26,8 +24,7 @@ from ndd_watch.changes import TABLE
 
 from . import options
 from .completion import run_names
-from .measuring import check_writable, stoppable, write
-from .printing import ProgressLines, say, show
+from .printing import ProgressLines, check_writable, say, show, stoppable, write
 
 if TYPE_CHECKING:
     from ndd_engine.trial.tuning import TuningRow, TuningState
@@ -123,7 +120,7 @@ def check_names(names: Sequence[str]) -> None:
 def _shown(asked: options.Asked, base: Base, paused: Sequence[RunDir], leash: Leash) -> int:
     """Tune with a screen. Without `-o` a key of it writes the configuration to a new file."""
     from ndd_console.app import TuningApp
-    from ndd_console.jobs.tuning import TuningJob
+    from ndd_console.jobs.trials import TuningJob
     from ndd_console.sessions.hosting import hosted
 
     def sweep(tell: Callable[[TuningState], None], stop: threading.Event) -> TuningState:
@@ -157,7 +154,6 @@ class TuningProgress(ProgressLines):
     _rows: tuple[TuningRow, ...] = ()
 
     def look(self, state: TuningState) -> None:
-        """Called a few times a second."""
         rows, self._rows = self._rows, state.rows
         if not rows and state.rows:
             waiting = [row.candidate.name for row in state.rows if row.state == "waiting"]

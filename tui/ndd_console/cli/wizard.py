@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ndd_console.process.launcher import Leash, restart, supervised
-from ndd_console.process.terminal import capabilities, interactive
+from ndd_console.process.terminal import Leash, capabilities, interactive, restart, supervised
 from ndd_console.render.text import lines
 from ndd_console.words.wizard import proposal_blocks
 from ndd_engine.errors import EXIT_FAILED, EXIT_MACHINE, NddError, UsageError
@@ -18,8 +17,7 @@ from ndd_engine.text import printable
 from ndd_engine.wizard.proposals import BUDGET_S, GOALS, Answers, longest_sequence
 
 from . import options
-from .measuring import check_writable, stoppable
-from .printing import ProgressLines, say, show, terminal_width
+from .printing import ProgressLines, check_writable, say, show, stoppable, terminal_width
 
 if TYPE_CHECKING:
     from ndd_engine.wizard.proposals import Proposal
@@ -83,9 +81,8 @@ def wizard(asked: options.Asked) -> int:
                 f"-o {printable(str(output))} exists; use --force to change it (comments are preserved)"
             )
         read(output)  # fail early if it is not valid
-    given = {
-        field.name: getattr(asked, field.name) for field in fields(Answers) if hasattr(asked, field.name)
-    }
+    names = [field.name for field in fields(Answers) if hasattr(asked, field.name)]
+    given = {name: getattr(asked, name) for name in names}
     reserve_bytes = None if asked.reserve_memory is None else int(asked.reserve_memory * (1 << 20))
     answers = Answers(**given, hold_effective=not asked.free_batch, reserve_bytes=reserve_bytes)
     draft = answers.draft()
@@ -168,14 +165,12 @@ class WizardProgress(ProgressLines):
     """Prints each new stage, and progress within it every few seconds."""
 
     def look(self, text: str, share: float) -> None:
-        """The `tell` callback of `propose` and `verify`."""
         self.stage(text.partition(":")[0], f"{share:4.0%}  {text}")
 
 
 def document(
     proposed: ProposalSet, answers: Answers, best: Proposal | None, choice: Choice | None
 ) -> dict[str, Any]:
-    """The JSON document."""
     from ndd_engine.wizard.planner import model_name
 
     situation = proposed.situation

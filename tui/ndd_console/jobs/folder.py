@@ -41,16 +41,21 @@ class StartRow:
     epochs: int | None = None
 
 
-def folder_rows(folder: Path | None = None) -> list[StartRow]:
-    """The configuration files of a folder (default: the working directory), then its own workloads; by name."""
-    folder = folder if folder is not None else Path()
-    return [*_configurations(folder), *_factories(folder)]
+def folder_rows() -> list[StartRow]:
+    """The configuration files of the working directory, then its own workloads; by name."""
+    factories = [
+        StartRow(f"{path.stem}:{factory.name}", "your own workload", "", kind="own")
+        for path in _files("*.py")
+        if path.stem.isidentifier()
+        for factory in _functions(path)
+    ]
+    return [*_configurations(), *factories]
 
 
 def details(row: StartRow) -> tuple[str, ...]:
     """A page about what would be trained: how to start it from a shell, and its text."""
     if row.kind == "file":
-        return (f"ndd-console train {row.name}", *_problems(read_file=row.name), "", *_text(Path(row.name)))
+        return (f"ndd-console train {row.name}", *_problems(Path(row.name)), "", *_text(Path(row.name)))
     lines = [f"ndd-console train --workload {row.name}", row.title, *filter(None, [row.text]), ""]
     if row.kind == "own":
         module, _, name = row.name.partition(":")
@@ -60,16 +65,13 @@ def details(row: StartRow) -> tuple[str, ...]:
             lines += [f"{path} line {factory.lineno}", *(ast.get_docstring(factory) or "").splitlines()]
         return tuple(map(printable, lines))
     defaults = ndd_profiles.read("workloads", row.name).get("defaults", {})
-    return (
-        *lines,
-        "its defaults, where they differ from those of `ndd-console config`:",
-        *tomlkit.dumps(defaults).splitlines(),
-    )
+    about = "its defaults, where they differ from those of `ndd-console config`:"
+    return (*lines, about, *tomlkit.dumps(defaults).splitlines())
 
 
-def _configurations(folder: Path) -> Iterator[StartRow]:
+def _configurations() -> Iterator[StartRow]:
     known = frozenset(Config.model_fields) | _BESIDES
-    for path in _files(folder, "*.toml"):
+    for path in _files("*.toml"):
         try:
             table = tomli.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -88,13 +90,6 @@ def _about(path: Path, table: dict[str, Any]) -> str:
             values = {"name": draft.workload, "size": draft.size}
     parts = [str(values[key]) for key in ("name", "size") if isinstance(values.get(key), str)]
     return " ".join(["configuration:", *parts]) if parts else "configuration"
-
-
-def _factories(folder: Path) -> Iterator[StartRow]:
-    for path in _files(folder, "*.py"):
-        if path.stem.isidentifier():
-            for factory in _functions(path):
-                yield StartRow(f"{path.stem}:{factory.name}", "your own workload", "", kind="own")
 
 
 def _functions(path: Path) -> list[ast.FunctionDef]:
@@ -122,18 +117,17 @@ def _is_factory(function: ast.FunctionDef) -> bool:
     return False
 
 
-def _files(folder: Path, pattern: str) -> list[Path]:
-    """Small files of a folder, sorted by name."""
+def _files(pattern: str) -> list[Path]:
     try:
-        paths = sorted(itertools.islice(folder.glob(pattern), MOST_FILES))
+        paths = sorted(itertools.islice(Path().glob(pattern), MOST_FILES))
         return [path for path in paths if path.is_file() and path.stat().st_size <= LARGEST_BYTES]
     except OSError:
         return []
 
 
-def _problems(read_file: str) -> tuple[str, ...]:
+def _problems(path: Path) -> tuple[str, ...]:
     try:
-        read(Path(read_file)).resolve()
+        read(path).resolve()
     except NddError as error:
         return tuple(printable(line) for line in str(error).splitlines())
     return ()

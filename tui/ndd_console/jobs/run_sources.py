@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 import ndd_profiles
-from ndd_console.words.blocks import Block, Text
-from ndd_console.words.figures import moment
+from ndd_console.words.blocks import Block, Text, moment
 from ndd_console.words.machine import machine_blocks
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
 from ndd_engine.errors import NddError, UsageError, error_text
@@ -88,7 +87,6 @@ class RunSource:
 
     @property
     def live(self) -> bool:
-        """Whether the run accepts commands."""
         raise NotImplementedError
 
     def snapshot(self) -> Snapshot:
@@ -143,15 +141,13 @@ class RunSource:
         finally:
             with suppress(UsageError):  # it has ended
                 self._request("resume")
-                if before != "paused":
-                    self._resumed(time.monotonic() + RESUME_PATIENCE_S)
-
-    def _resumed(self, deadline: float) -> None:
-        while self.live and self.snapshot().status == "paused" and time.monotonic() < deadline:
-            time.sleep(0.02)
+                deadline = time.monotonic() + RESUME_PATIENCE_S
+                while before != "paused" and self.live and self.snapshot().status == "paused":
+                    if time.monotonic() > deadline:
+                        break
+                    time.sleep(0.02)
 
     def keep(self, trial: TrialEvent) -> None:
-        """Record a trial with the run."""
         from ndd_engine.trial.trial import record_trial
 
         record_trial(self.directory, trial)
@@ -237,7 +233,6 @@ class AttachedSource(RunSource):
 
     @property
     def damaged(self) -> int:
-        """Number of damaged lines that were skipped."""
         return self._reader.damaged
 
     @property
@@ -307,13 +302,12 @@ class HomeFolder:
         return sorted(rows, key=lambda row: row.started_t or 0.0, reverse=True)
 
     def compare(self, a: str, b: str) -> list[Block]:
-        from ndd_console.words.comparison import two_compared
-        from ndd_engine.trial.compare import compare_several
+        from ndd_console.words.comparison import two_compared, unlike_text
+        from ndd_engine.trial.compare import compare as compared
 
-        comparison = compare_several([RunDir(self.root / name) for name in (a, b)])
-        only = comparison.candidates[0]
-        warnings = [Text(f"not directly comparable: {text}", "warn") for text in only.unlike]
-        return [*warnings, *two_compared(only)]
+        comparison = compared(RunDir(self.root / a), RunDir(self.root / b))
+        unlike = unlike_text(comparison)
+        return [*([Text(unlike, "warn")] if unlike else []), *two_compared(comparison)]
 
     def report(self, name: str) -> Path:
         from ndd_console.render import html
@@ -337,38 +331,27 @@ def run_row(directory: RunDir) -> tuple[RunRow, str]:
     reader.poll()
     snapshot = reader.snapshot()
     run = snapshot.run
-    best = ""
+    best, workload, changed_t = "", "", None
+    with suppress(NddError):  # of a run without a record, from its configuration
+        workload = read(directory.config).workload if run is None else run.workload
+    with suppress(OSError):
+        changed_t = directory.path.stat().st_mtime
     if snapshot.best is not None:
         name, value = next(iter(snapshot.best.metrics.items()), ("", None))
         best = "" if value is None else f"{name} {value:.4g}"
     row = RunRow(
         name=directory.name,
-        workload=run.workload if run else _configured(directory),
+        workload=workload,
         status="unreadable" if reader.trouble else snapshot.status,
         step=snapshot.step,
         total_steps=run.total_steps if run else 0,
         # A run that failed in preparation never started to train.
-        started_t=snapshot.started_t or snapshot.preparing_t or _changed_t(directory),
+        started_t=snapshot.started_t or snapshot.preparing_t or changed_t,
         best=best,
         live=not snapshot.final,
         training_s=snapshot.elapsed_s,
     )
     return row, reader.trouble or damage_text(reader.damaged)
-
-
-def _configured(directory: RunDir) -> str:
-    """The workload of a run without a record of one, from its configuration; "" if that cannot be read."""
-    try:
-        return read(directory.config).workload
-    except NddError:
-        return ""
-
-
-def _changed_t(directory: RunDir) -> float | None:
-    try:
-        return directory.path.stat().st_mtime
-    except OSError:
-        return None
 
 
 def built_in_rows() -> list[StartRow]:

@@ -1,8 +1,10 @@
-"""Trials started from the screen, in a thread. The run is paused during a trial and always resumed."""
+"""Trials and tuning that a screen starts, in a thread, and the files that it writes."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,14 +14,35 @@ from ndd_console.process.thread import ThreadJob
 from ndd_console.words.trial import trial_text
 from ndd_engine.config import changed_toml, read
 from ndd_engine.errors import NddError, UsageError
+from ndd_engine.files import create_text, write_text
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.text import printable
 from ndd_engine.trial.outcome import Base, Progress, TrialRequest
 
-from .saving import save_new
-
 if TYPE_CHECKING:
+    from ndd_engine.trial.tuning import TuningState
+
     from .run_sources import RunSource
+
+
+def new_path(stem: str, suffix: str = ".toml") -> Path:
+    """The first unused name of `<stem>.toml`, `<stem>-2.toml`, … in the working directory."""
+    names = (f"{stem}{f'-{number}' if number > 1 else ''}{suffix}" for number in itertools.count(1))
+    return next(
+        Path(name) for name in names if not os.path.lexists(name)
+    )  # a broken link also occupies its name
+
+
+def save_new(stem: str, text: str, suffix: str = ".toml") -> Path:
+    """Write a new file, see `new_path`. Returns its path. Raises UsageError if it cannot be written."""
+    while True:
+        path = new_path(stem, suffix)
+        try:
+            create_text(path, text)
+        except FileExistsError:
+            continue
+        return path
+
 
 Tell = Callable[[Progress], None]
 # Time limit for a trial's processes to end and for the run to resume when the screen is closed.
@@ -109,10 +132,8 @@ class RunTrials:
         changed = check(TrialRequest(self._of, tuple(sets)))
         lines = []
         for key, (before, after) in changed.items():
-            lines += [
-                f"-{key} = {json.dumps(before, default=str)}",
-                f"+{key} = {json.dumps(after, default=str)}",
-            ]
+            old, new = (json.dumps(value, default=str) for value in (before, after))
+            lines += [f"-{key} = {old}", f"+{key} = {new}"]
         return "\n".join(lines)
 
     def write(self, trial: TrialEvent) -> Path:
@@ -128,7 +149,6 @@ class RunTrials:
         return save_new(f"{self._source.name}-changed", changed_toml(config, lines, reasons))
 
     def close(self) -> None:
-        """Stop a running trial, and wait until the run resumes."""
         if self._job is not None:
             self._job.stop()
             self._job.join(PATIENCE_S)
@@ -156,7 +176,6 @@ class ScriptTrials(RunTrials):
         check_script(request, self._run_event.config)
 
     def diff(self, sets: Sequence[str]) -> str:
-        """The edit of the script."""
         from ndd_engine.script.trials import edit_for
 
         edit = edit_for(TrialRequest(self._of, tuple(sets)), self._run_event, self._tried.get(tuple(sets)))
@@ -165,7 +184,6 @@ class ScriptTrials(RunTrials):
         return "\n".join(edit.diff)
 
     def write(self, trial: TrialEvent) -> Path:
-        """Write the edit of the script as a patch."""
         self._tried[tuple(trial.sets)] = trial
         return save_new(f"{self._source.name}-change", self.diff(trial.sets) + "\n", suffix=".diff")
 
@@ -173,7 +191,7 @@ class ScriptTrials(RunTrials):
     def _run_event(self) -> RunEvent:
         run_event = self._source.snapshot().run
         if run_event is None:
-            raise UsageError("the script has not trained yet")
+            raise UsageError(self._missing())
         return run_event
 
     def _measure(self, request: TrialRequest, tell: Tell, stop: threading.Event) -> TrialEvent:
@@ -183,3 +201,43 @@ class ScriptTrials(RunTrials):
         trial = run_script_trial(request, run.config, run.device, tell, stop)
         self._tried[request.sets] = trial
         return trial
+
+
+Sweep = Callable[[Callable[["TuningState"], None], threading.Event], "TuningState"]
+
+
+class TuningJob(ThreadJob):
+    """A sweep in a thread. output: file for the result at the end; None: only on request."""
+
+    problem = property(ThreadJob.failed)
+
+    def __init__(self, name: str, sweep: Sweep, output: Path | None = None) -> None:
+        super().__init__("ndd-tuning")
+        self.name = name  # the baseline as text
+        self.state: TuningState | None = None  # None before the first report
+        self.saved = ""  # path of the written configuration; "" until then
+        self._sweep = sweep
+        self._output = output
+
+    def start(self) -> None:
+        self.begin(self._tune)
+
+    def save(self) -> str:
+        """Write the result to a new file. Returns an error message, or ""."""
+        if self.state is None or self.saved:
+            return ""
+        try:
+            self.saved = str(save_new("tuning", self.state.toml))
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    def _tune(self) -> None:
+        state = self._sweep(self._report, self.stopping)
+        if self._output is not None:
+            write_text(self._output, state.toml, "-o ")
+            self.saved = str(self._output)
+        self.state = state
+
+    def _report(self, state: TuningState) -> None:
+        self.state = state

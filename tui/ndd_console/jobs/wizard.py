@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ndd_console.process.thread import ThreadJob
 from ndd_console.words.blocks import Block, Facts, Text
@@ -25,7 +25,6 @@ from ndd_engine.wizard.proposals import (
     GOALS,
     RESERVED_SHARE,
     Answers,
-    Goal,
     Proposal,
     gpu_named,
     longest_sequence,
@@ -34,19 +33,16 @@ from ndd_engine.wizard.proposals import (
 
 from .folder import StartRow, folder_rows
 from .run_sources import built_in_rows
-from .saving import new_path, save_new
+from .trials import new_path, save_new
 
 if TYPE_CHECKING:
     from ndd_engine.config import Config
     from ndd_engine.hardware.gpus import Machine
     from ndd_engine.wizard.session import Choice, ProposalSet
 
-T = TypeVar("T")
-
 _STEM = "wizard"  # default file name
-_GOALS: tuple[Goal, ...] = tuple(GOALS)
-# Choices for the reserved memory, as shares of the free memory; None for the default.
-_RESERVED = (None, 0.0, 0.2, 0.4, 0.6)
+# Choices for the reserved memory besides the default, as shares of the free memory.
+_RESERVED = (0.0, 0.2, 0.4, 0.6)
 # Choices for the effective batch, relative to the configured one.
 _TIMES = (2, 4, 8)
 MEANINGS = {
@@ -59,15 +55,12 @@ MEANINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One question of the goal page, its current answer, and an explanation.
-
-    after: the answers with the next choice (by 1), or with the one before (by -1).
-    """
+    """One question of the goal page, its current answer, an explanation, and the choices as changes to the answers."""
 
     name: str
     value: str
     meaning: str
-    after: Callable[[int], Answers]
+    choices: Sequence[dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +107,6 @@ class WizardJob(ThreadJob):
         self._train_items: int | None = None
         self._sizes: tuple[str, ...] = ()
         self._trouble = ""
-        self._reserved: float | None = None
         self._output, self._budget_s = path, budget_s
         self._proposed: ProposalSet | None = None
         self.verified: tuple[Proposal, ...] = ()
@@ -176,90 +168,68 @@ class WizardJob(ThreadJob):
         self._train_items = None if known is None else known.train_items
         if known is None:
             return ("the number of items is known after the data has been read",)
-        each = (
-            f", {counted(known.tokens_per_item, known.token or 'token')} each"
-            if known.tokens_per_item
-            else ""
-        )
-        amount = f"{counted(known.train_items, f'training {known.item}')}{each}"
+        amount = counted(known.train_items, f"training {known.item}")
+        if known.tokens_per_item:
+            amount += f", {counted(known.tokens_per_item, known.token or 'token')} each"
         if self._open:
             amount += f" (with size {config.workload.size}; the size is chosen automatically)"
         return (known.text, amount)
 
     def fields(self) -> tuple[Field, ...]:
-        """The questions of the goal page."""
         return tuple(self._questions())
 
     def _questions(self) -> Iterator[Field]:
-        answers, config = self.answers, self._config
+        answers, config, items = self.answers, self._config, self.answers.items or 1
         assert config is not None
-        yield Field("goal", GOALS[answers.goal], MEANINGS[answers.goal], self._next_goal)
+        goals = [{"goal": goal} for goal in GOALS]
+        yield Field("goal", GOALS[answers.goal], MEANINGS[answers.goal], goals)
         if answers.goal == "time":
             text = "the total number of items to train on"
-            yield Field("number of items", number(answers.items), text, self._next_items)
+            numbers = [{"items": amount} for amount in (items, items * 2, max(items // 2, 1))]
+            yield Field("number of items", number(answers.items), text, numbers)
         batch = answers.step_items(config)
         configured = self._open and answers.effective_batch is None
         text = "any" if batch is None else "as configured" if configured else str(batch)
         meaning = "items per optimizer step; kept by gradient accumulation, because changing it changes the training"
-        yield Field("effective batch", text, meaning, self._next_batch)
+        now, most = config.batch.items, self._train_items or sys.maxsize
+        larger = (now * times for times in _TIMES if now * times <= most)
+        batches = [(True, None), *((True, size) for size in larger), (False, None)]
+        held = [{"hold_effective": hold, "effective_batch": size} for hold, size in batches]
+        yield Field("effective batch", text, meaning, held)
         text = str(answers.min_sequence or ("as configured" if self._open else config.batch.sequence))
         meaning = "shorter sequences are faster and need less memory, but give the model less context"
-        yield Field("minimum sequence", text, meaning, self._next_sequence)
+        shorter = [self._longest // 2**power for power in range(1, 6 if self._open else 4)]
+        lengths = [None, *(length for length in shorter if length >= 2)]
+        yield Field("minimum sequence", text, meaning, [{"min_sequence": length} for length in lengths])
         if self._sizes:
             text = ", ".join(answers.sizes) or ("automatic" if self._open else "as configured")
             meaning = "smaller models are faster and need less memory, but reach a higher loss"
-            yield Field("model sizes", text, meaning, self._next_sizes)
+            sizes = [(), *((name,) for name in self._sizes), self._sizes]
+            yield Field("model sizes", text, meaning, [{"sizes": names} for names in sizes])
         reserved = answers.reserve_bytes
         text = f"{RESERVED_SHARE * 100:.0f} % of free memory" if reserved is None else size(reserved)
-        meaning = "kept free for evaluation, libraries and other processes"
-        yield Field("reserved memory", text, meaning, self._next_reserve)
+        here = self._machine.free_bytes if self._machine is not None else None
+        free = here if answers.gpu is None else usable_bytes(gpu_named(answers.gpu))
+        shares = () if free is None else (int(share * free) for share in _RESERVED)
+        kept = [{"reserve_bytes": count} for count in (None, *shares)]
+        yield Field("reserved memory", text, "kept free for evaluation, libraries and other processes", kept)
 
     def change(self, place: int, by: int) -> str:
         """Change an answer to the next (by 1) or previous choice. Returns the problem with the answers, or ""."""
-        self.answers = self.fields()[place].after(by)
+        choices, before = self.fields()[place].choices, self.answers
+        chosen = (all(getattr(before, key) == value for key, value in each.items()) for each in choices)
+        now = next((index for index, known in enumerate(chosen) if known), 0)
+        self.answers = replace(before, **choices[(now + by) % len(choices)])
+        if self.answers.goal != before.goal:
+            items = self._items
+            if self.answers.goal == "time" and items is None and self._config is not None:
+                from ndd_engine.wizard.planner import run_items
+
+                items = run_items(self._config, self._config.batch.items * 1000)
+            self.answers = replace(self.answers, items=items)
         return self.problem()
 
-    def _next_goal(self, by: int) -> Answers:
-        goal = _next(_GOALS, self.answers.goal, by)
-        items = self.answers.items if goal == "time" else self._items
-        if goal == "time" and items is None and self._config is not None:
-            from ndd_engine.wizard.planner import run_items
-
-            items = run_items(self._config, self._config.batch.items * 1000)
-        return replace(self.answers, goal=goal, items=items)
-
-    def _next_items(self, by: int) -> Answers:
-        items = self.answers.items or 1
-        return replace(self.answers, items=max(items * 2 if by > 0 else items // 2, 1))
-
-    def _next_batch(self, by: int) -> Answers:
-        assert self._config is not None
-        now, most = self._config.batch.items, self._train_items or sys.maxsize
-        larger = [(True, now * times) for times in _TIMES if now * times <= most]
-        choices = [(True, None), *larger, (False, None)]
-        hold, batch = _next(choices, (self.answers.hold_effective, self.answers.effective_batch), by)
-        return replace(self.answers, hold_effective=hold, effective_batch=batch)
-
-    def _next_sequence(self, by: int) -> Answers:
-        shorter = [self._longest // 2**power for power in range(1, 6 if self._open else 4)]
-        lengths = [None, *(length for length in shorter if length >= 2)]
-        return replace(self.answers, min_sequence=_next(lengths, self.answers.min_sequence, by))
-
-    def _next_sizes(self, by: int) -> Answers:
-        sizes = [(), *((name,) for name in self._sizes), self._sizes]
-        return replace(self.answers, sizes=_next(sizes, self.answers.sizes, by))
-
-    def _next_reserve(self, by: int) -> Answers:
-        gpu = self.answers.gpu
-        here = self._machine.free_bytes if self._machine is not None else None
-        free = here if gpu is None else usable_bytes(gpu_named(gpu))
-        if free is None:
-            return self.answers
-        share = self._reserved = _next(_RESERVED, self._reserved, by)
-        return replace(self.answers, reserve_bytes=None if share is None else int(share * free))
-
     def problem(self) -> str:
-        """What is wrong with the answers, or ""."""
         if self._config is None:
             return self._trouble or "choose a workload first"
         try:
@@ -279,22 +249,18 @@ class WizardJob(ThreadJob):
         return self._output if self._output is not None or self._given else self.answers.config
 
     def probe(self) -> None:
-        """Start to probe."""
         self._proposed, self.verified, self._choice = None, (), None
         self._start(self._plan)
 
     def verify(self, chosen: tuple[Proposal, ...]) -> None:
-        """Start to measure."""
         from ndd_engine.wizard.session import with_present
 
         assert self._proposed is not None
-        rows = self.verified = tuple(with_present(chosen, self._proposed))
-        self._choice = None
-        self._start(lambda: self._measure(rows))
+        self.verified, self._choice = tuple(with_present(chosen, self._proposed)), None
+        self._start(self._measure)
 
     @property
     def rows(self) -> tuple[Proposal, ...]:
-        """All proposals."""
         return self._proposed.rows if self._proposed is not None else ()
 
     @property
@@ -341,7 +307,6 @@ class WizardJob(ThreadJob):
         return Preview(lines, str(path or new_path(_STEM)))
 
     def changed(self) -> bool:
-        """Whether the file differs from what `preview` read."""
         return self._contents() != self._seen
 
     def _contents(self) -> bytes | None:
@@ -354,7 +319,6 @@ class WizardJob(ThreadJob):
             raise UsageError(f"{self._path} cannot be read: {error.strerror or error}") from None
 
     def save(self, chosen: Proposal) -> str:
-        """Write the file. Returns its name; raises NddError."""
         text, path = self._text(chosen), self._path
         if path is None:
             return str(save_new(_STEM, text))
@@ -385,13 +349,12 @@ class WizardJob(ThreadJob):
             reasons = "; ".join(probed.why for probed in self._proposed.found if probed.why)
             raise UsageError(f"nothing could be predicted: {reasons or 'no combination is possible'}")
 
-    def _measure(self, chosen: Sequence[Proposal]) -> None:
+    def _measure(self) -> None:
         from ndd_engine.wizard.session import choose, listed, verify
 
         assert self._proposed is not None
-        measured = verify(
-            self._proposed.situation, self.answers, chosen, self._budget_s, self._tell, self.stopping
-        )
+        situation, chosen = self._proposed.situation, self.verified
+        measured = verify(situation, self.answers, chosen, self._budget_s, self._tell, self.stopping)
         self._choice = choose(measured, self.answers)
         self.verified = tuple(listed(measured, self.answers, self._choice))
         self._proposed = self._proposed.verified(measured)
@@ -407,14 +370,7 @@ def live_run_notes(root: Path, ended: str = "") -> tuple[str, ...]:
     return (f"{word} {', '.join(runs)}: included in measured times and in used memory",) if runs else ()
 
 
-def _next(choices: Sequence[T], current: T, by: int) -> T:
-    """The choice `by` places after the current one, wrapping around; from the first if it is not a choice."""
-    place = choices.index(current) if current in choices else 0
-    return choices[(place + by) % len(choices)]
-
-
 def _of_gpu(answers: Answers) -> tuple[Block, ...]:
-    """The specifications of a GPU that is not in this machine."""
     if answers.gpu is None:
         return ()
     gpu = gpu_named(answers.gpu)

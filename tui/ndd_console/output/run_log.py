@@ -56,7 +56,6 @@ class Output(io.TextIOBase):
                 self._thread.start()
 
     def log_to(self, path: Path) -> None:
-        """Write to this file as well."""
         try:
             handle = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             self._log = os.fdopen(handle, "a", encoding="utf-8", errors="backslashreplace", buffering=1)
@@ -64,7 +63,6 @@ class Output(io.TextIOBase):
             self._log = None
 
     def say(self, line: str) -> None:
-        """Write a line with a time stamp."""
         self.write(f"{time.strftime('%H:%M:%S')} {line}\n")
 
     def write(self, text: str) -> int:
@@ -257,7 +255,6 @@ class RunProgress:
             self._say(f"trial of {', '.join(event.sets)} vs. {event.against}: {event.text}")
 
     def look(self, snapshot: Snapshot) -> None:
-        """Report what is new since the last call."""
         now, stage = self._clock(), snapshot.stage
         new = stage and stage != self._stage and snapshot.status == "preparing"
         # A stage that counts its progress is reported every few seconds only.

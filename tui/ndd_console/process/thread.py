@@ -41,7 +41,6 @@ class ThreadJob:
         return self._thread is not None and self._thread.is_alive()
 
     def failed(self) -> str:
-        """Why the work failed, or ""."""
         return "" if self.error is None or self.working() else error_text(self.error)
 
     def stop(self) -> None:

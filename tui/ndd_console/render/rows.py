@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ndd_console.view.bars import bar
-from ndd_console.view.findings import title_room, title_row
+from ndd_console.view.live import title_room, title_row
 from ndd_console.view.rows import (
     BLANK,
     as_it_is,

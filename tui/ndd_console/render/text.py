@@ -13,8 +13,7 @@ from rich.table import Column
 from rich.table import Table as Grid
 from rich.text import Text as Words
 
-from ndd_console.view.bars import bar, sparkline
-from ndd_console.view.interval import interval_rows
+from ndd_console.view.bars import bar, interval_rows, sparkline
 from ndd_console.view.rows import cells
 from ndd_console.view.style import to_ascii
 from ndd_console.words.blocks import (
@@ -31,9 +30,9 @@ from ndd_console.words.blocks import (
     Table,
     Text,
     Verdict,
+    interval_text,
     safe,
 )
-from ndd_console.words.figures import interval_text
 from ndd_engine.text import duration, printable
 
 WIDTH = 100
@@ -45,10 +44,8 @@ _SPARK = (14, 40)  # minimum and maximum cells of a sparkline
 
 def page_text(page: Page, ascii_only: bool = False) -> str:
     """A whole page, 100 columns wide, ending in a newline."""
-    parts: list[RenderableType] = [
-        *map(_words, (f"{page.name}: {page.status[0]}", page.subtitle, page.made)),
-        *_block(page.summary),
-    ]
+    head = (f"{page.name}: {page.status[0]}", page.subtitle, page.made)
+    parts: list[RenderableType] = [*map(_words, head), *_block(page.summary)]
     for section in page.sections:
         parts += ["", Rule(_words(section.title), characters="═", align="left")]
         for block in section.blocks:

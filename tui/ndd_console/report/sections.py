@@ -1,26 +1,54 @@
-"""The sections of a report: the verdict, the measured gains, the details, and how each figure was measured."""
+"""The sections of a report, but for those of times: the verdict, gains, the run, learning, memory, machine, events."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 
 from ndd_console.view.style import STATUS
-from ndd_console.words.blocks import TONES, Block, Facts, Page, Section, Table, Text
-from ndd_console.words.figures import moment
+from ndd_console.words.blocks import (
+    TONES,
+    Block,
+    Facts,
+    Page,
+    Section,
+    SpanRow,
+    Spans,
+    Table,
+    Text,
+    clip,
+    moment,
+    ns,
+    share_text,
+    small,
+)
+from ndd_console.words.diagnosis import isolated, loader_facts
 from ndd_console.words.finding import verdict as finding_block
-from ndd_console.words.run import LOST, end_text, epoch_text, model_text, steps_text, versions_text
-from ndd_console.words.step import is_script
+from ndd_console.words.run import (
+    LOST,
+    end_text,
+    epoch_text,
+    fits_text,
+    is_script,
+    model_text,
+    on_gpu,
+    setting,
+    settings_table,
+    steps_text,
+    versions_text,
+)
 from ndd_console.words.trial import trials_blocks
 from ndd_engine.config import read
+from ndd_engine.diagnose import CAUSES
 from ndd_engine.errors import ConfigError
-from ndd_engine.record.events import RunEvent
+from ndd_engine.record.events import MarkEvent, RunEvent
 from ndd_engine.record.file import damage_text
-from ndd_engine.text import MISSING, counted, duration, number, size
+from ndd_engine.text import MISSING, counted, duration, number, printable, size
 from ndd_engine.trial.outcome import flatten
 
-from . import events, learning, machine, timings
-from .model import Report
+from . import timings
+from .model import Moment, Report, pauses
 
 # The name of a run is not a setting; `path` is where your own workload was found.
 _LEFT_OUT = frozenset({"run.name", "workload.path"})
@@ -29,22 +57,21 @@ _DAMAGE = (TypeError, ValueError, KeyError, AttributeError, IndexError, Arithmet
 
 
 def page(report: Report) -> Page:
-    """The whole report."""
-    snapshot = report.snapshot
+    snapshot, tried = report.snapshot, [trial for _, trial in report.data.trials]
     parts: tuple[tuple[str, str, Callable[[Report], list[Block]]], ...] = (
         ("verdict", "Verdict", verdict),
-        ("trials", "Measured gains", trials),
+        ("trials", "Measured gains", lambda _: trials_blocks(tried, report.name)),
         ("run", "Run", identity),
         ("time", "Where the time goes", timings.phases),
         *((("ranks", "Ranks", timings.ranks),) if snapshot.ranks is not None else ()),
         ("idle", "Idle time by cause", timings.idle),
         ("speed", "Throughput and compute", timings.speed),
-        ("learning", "Learning", learning.learning),
-        ("memory", "Memory", machine.memory),
-        ("machine", "Machine", machine.machine),
-        ("findings", "Findings over time", events.findings),
-        ("events", "Events", events.events),
-        ("settings", "Settings", machine.settings),
+        ("learning", "Learning", learning),
+        ("memory", "Memory", memory),
+        ("machine", "Machine", machine),
+        ("findings", "Findings over time", findings),
+        ("events", "Events", events),
+        ("settings", "Settings", settings),
         ("methods", "How it was measured", timings.methods),
     )
     run = snapshot.run
@@ -68,7 +95,6 @@ def _guarded(build: Callable[[Report], list[Block]], report: Report) -> tuple[Bl
 
 
 def _summary(report: Report) -> Text:
-    """How the run ended, or that it is still running."""
     snapshot = report.snapshot
     end = end_text(snapshot)
     reason = LOST if snapshot.status == "lost" else snapshot.reason
@@ -90,11 +116,6 @@ def verdict(report: Report) -> list[Block]:
         text = "Shares and ceilings of the findings are those of the most recent part of the record."
         out.append(Text(text, "note"))
     return out or [Text("No findings.", "note")]
-
-
-def trials(report: Report) -> list[Block]:
-    """Every trial with its confidence interval and its effect on memory and loss."""
-    return trials_blocks([trial for _, trial in report.data.trials], report.name)
 
 
 def identity(report: Report) -> list[Block]:
@@ -169,3 +190,265 @@ def differences(run: RunEvent) -> Block:
 def _toml(value: object) -> str:
     """The value as in TOML; None is a value that is chosen when the run is prepared."""
     return "unset" if value is None else json.dumps(value, ensure_ascii=False)
+
+
+_EVALUATIONS = 40  # rows of their table
+_OWN = 24  # maximum number of plots of logged values
+_METRICS = 6  # maximum number of metrics shown
+
+
+def learning(report: Report) -> list[Block]:
+    """Training and evaluation loss, the other metrics, and the table of evaluations."""
+    data, every = report.data, setting(report.snapshot.run, "log", "every_steps")
+    names = [name.removeprefix("metric ") for name in data.curves if name.startswith("metric ")][:_METRICS]
+    trained = report.line("loss", "training", "blue", band=True)
+    evaluated = report.line("metric loss", "evaluation", "vermillion", dots=True) if "loss" in names else None
+    note = f"Read back every {'few' if every is None else number(every)} steps."
+    if trained and trained.bands:
+        note += " The band spans the lowest and highest value around each point."
+    out = report.plot("Loss", "plain", trained, evaluated, log_above=50, note=note)
+    out = out or [Text("No loss was recorded.", "note")]
+    for name in names:
+        if name != "loss":
+            dots = report.line(f"metric {name}", name, "vermillion", dots=True)
+            out += report.plot(f"Evaluation: {name}", "plain", dots, height=120)
+    if evaluations := data.marked("evaluation"):
+        out.append(_evaluations(report, evaluations, names))
+    for key, title in (("lr", "Learning rate"), ("grad_norm", "Gradient norm"), ("loss_scale", "Loss scale")):
+        points = data.curves[key].points
+        if len({(point.low, point.high) for point in points}) == 1:
+            out.append(Text(f"{title}: {small(points[0].mean)} throughout."))
+        else:
+            line = report.line(key, title.lower(), "green", band=True)
+            out += report.plot(title, "plain", line, height=120)
+    return [*out, *_own(report)]
+
+
+def _own(report: Report) -> list[Block]:
+    """What the user's own training code logged, and its newest samples."""
+    out: list[Block] = []
+    names = [name.removeprefix("own ") for name in report.data.curves if name.startswith("own ")]
+    for name in names[:_OWN]:
+        line = report.line(f"own {name}", printable(name), "green", band=True)
+        out += report.plot(f"Logged: {printable(name)}", "plain", line, height=120)
+    if len(names) > _OWN:
+        out.append(Text(f"{_OWN} of {len(names):,} logged values.", "note"))
+    if (texts := report.data.texts) is not None:
+        rows = [
+            (str(index) if line == 0 else "", printable(part))
+            for index, text in enumerate(texts.texts, 1)
+            for line, part in enumerate(text.split("\n"))
+        ]
+        out.append(Table(f"Samples at step {number(texts.step)}", ("", "text"), tuple(rows), wide=1))
+    return out
+
+
+def _evaluations(report: Report, evaluations: list[tuple[Moment, MarkEvent]], names: list[str]) -> Table:
+    best = report.snapshot.best
+    # Evenly spaced over the run, with the last and the best one.
+    kept = {round(index * (len(evaluations) - 1) / (_EVALUATIONS - 1)) for index in range(_EVALUATIONS)}
+    rows = []
+    for index, (at, mark) in enumerate(evaluations):
+        is_best = best is not None and at.step == best.step
+        if len(evaluations) <= _EVALUATIONS or index in kept or is_best:
+            metrics = mark.data.get("metrics") or {}
+            values = (metrics.get(name) for name in names)
+            figures = (small(value, 4) if isinstance(value, (int, float)) else MISSING for value in values)
+            took = duration(mark.data.get("seconds"))
+            rows.append((number(at.step), duration(at.x), *figures, took, "best" if is_best else ""))
+    columns = ("step", "after", *names, "took", "")
+    all_shown = len(rows) == len(evaluations)
+    note = "" if all_shown else f"{len(rows):,} of {number(len(evaluations))} evaluations."
+    return Table("Evaluations", columns, tuple(rows), frozenset(range(len(columns) - 1)), note)
+
+
+_GPU_MEMORY = (
+    ("reserved_bytes", "reserved by the allocator", "orange"),
+    ("allocated_bytes", "allocated", "blue"),
+    ("peak_allocated_bytes", "peak allocated", "sky"),
+    ("free_bytes", "free on the GPU", "green"),
+    ("others_bytes", "used by other processes", "purple"),
+)
+_HOST_MEMORY = (
+    ("host rss_bytes", "this process (RSS)", "blue"),
+    ("host workers_rss_bytes", "loader workers (RSS)", "orange"),
+)
+_UTILIZATION = (
+    ("host cpu_percent", "usable cores, all processes", "orange"),
+    ("gpu util_percent", "GPU (NVML counter)", "blue"),
+)
+_SENSORS = (
+    ("gpu temperature_c", "GPU temperature", "°C", "vermillion"),
+    ("gpu power_w", "GPU power", "W", "orange"),
+    ("gpu sm_clock_mhz", "GPU clock", "MHz", "green"),
+)
+
+
+def memory(report: Report) -> list[Block]:
+    """Memory over time on the GPU and the host, and what is left."""
+    snapshot = report.snapshot
+    out: list[Block] = []
+    gpu = (("GPU memory", _GPU_MEMORY),) if on_gpu(report.data.run) else ()
+    for title, names in (*gpu, ("Host memory", _HOST_MEMORY)):
+        lines = [item for name in names if (item := report.line(*name)) and any(item.values)]
+        out += report.plot(title, "bytes", *lines, zero=True)
+    room, counts = snapshot.headroom, snapshot.memory
+    lowest = [point.low for point in report.data.curves["host memory_available_bytes"].points]
+    facts = Facts.of(
+        ("total", size(room.total_bytes)),
+        ("free now" if room.kind == "gpu" else "available now", size(room.free_bytes)),
+        ("used by this run", size(room.used_bytes)),
+        ("peak", size(room.peak_bytes) if room.peak_bytes is not None else ""),
+        ("used by others", size(room.others_bytes)),
+        ("lowest available", size(min(lowest)) if lowest and room.kind == "host" else ""),
+        ("predicted", fits_text(snapshot)),
+        ("allocation retries", number(counts.retries) if counts else ""),
+        ("out of memory", number(counts.ooms) if counts else ""),
+    )
+    if not out and all(text == MISSING for _, text in facts.rows):
+        return [Text("Memory was not recorded.", "note")]
+    return [*out, facts]
+
+
+def machine(report: Report) -> list[Block]:
+    """Utilization of CPU and GPU, other processes, and what was measured before training."""
+    snapshot = report.snapshot
+    out: list[Block] = []
+    busy = [report.line(*names, 0.01) for names in _UTILIZATION]
+    out += report.plot("Utilization", "share", *busy, zero=True, height=140)
+    for name, title, unit, tint in _SENSORS:
+        out += report.plot(title, "plain", report.line(name, title, tint, band=True), unit=unit, height=120)
+    if cores := snapshot.cores:
+        used = f"{number(cores.used)} of {number(cores.usable)} in use: {number(cores.own)} by this run"
+        busy_ones = ", ".join(f"{name} (pid {pid}, {number(count)})" for pid, name, count in cores.neighbours)
+        throttled = share_text(cores.throttled) if cores.throttled is not None else ""
+        rest = (("busy processes", busy_ones), ("throttled by quota", throttled))
+        out.append(Facts.of(("recent cores", f"{used}, {number(cores.others)} by others"), *rest))
+    out += _collections(report)
+    if snapshot.loader is not None:
+        out.append(loader_facts(snapshot.loader))
+    if snapshot.baseline is not None:
+        out.append(isolated(snapshot.baseline))
+    return out or [Text("The machine was not recorded.", "note")]
+
+
+def _collections(report: Report) -> list[Block]:
+    data = report.data
+    whole = data.timeline.whole
+    if not data.gc_watched:
+        return []
+    if whole.gc_ns <= 0:
+        return [Text("Python's garbage collector did not run during training.")]
+    share = whole.gc_ns / whole.wall_ns
+    line = report.sliced("garbage collection", "wine", share, lambda item: item.gc_ns / item.wall_ns)
+    note = (
+        f"Garbage collection took {share_text(share)} of wall time ({ns(whole.gc_ns)}); "
+        f"the longest pause was {ns(whole.gc_max_ns)}."
+    )
+    return report.plot("Garbage collection", "share", line, zero=True, note=note, height=120)
+
+
+def settings(report: Report) -> list[Block]:
+    """Every setting as requested and as applied; those without effect come first."""
+    table = settings_table(report.snapshot.settings)
+    if not table.rows:
+        return [Text("No setting was applied.", "note")]
+    out: list[Block] = []
+    if lost := len(table.warn):
+        text = f"{lost} requested setting{'s' if lost > 1 else ''} did not take effect."
+        out.append(Text(text, "warn"))
+    return [*out, table]
+
+
+_ROWS = 60
+_SPAN_ROWS = 24
+_FIGURES = frozenset({0, 1})
+_HOVER = 160  # characters of a text under the pointer
+# Kind of a mark -> (name of its row, colour).
+_MARKS = {
+    "evaluation": ("evaluations", "purple"),
+    "checkpoint": ("checkpoints", "green"),
+    "warning": ("warnings", "vermillion"),
+    "error": ("errors", "vermillion"),
+    "compile": ("compilations", "indigo"),
+    "recompile": ("recompilations", "wine"),
+}
+_LISTED = (*_MARKS, "pause", "resume", "choice", "note")
+
+Span = tuple[float, float, str]
+
+
+def findings(report: Report) -> list[Block]:
+    """When each finding was present, as the run recorded it."""
+    data = report.data
+    if not data.findings:
+        return [Text("The run recorded no findings.", "note")]
+    present: dict[str, tuple[float, str]] = {}
+    spans: dict[str, list[Span]] = {}
+    rows = []
+    for at, event in data.findings:
+        cause = str(event.cause)
+        present_at = spans.setdefault(cause, [])
+        if event.gone:
+            begin, text = present.pop(cause, (at.x, event.text))
+            present_at.append((begin, at.x, str(text)))
+        else:
+            present.setdefault(cause, (at.x, event.text))
+        state = "cleared" if event.gone else "found"
+        rows.append((duration(at.x), number(at.step), state, CAUSES.get(cause, cause), str(event.text)))
+    for cause, (begin, text) in present.items():
+        spans[cause].append((begin, data.x, str(text)))
+    tints = {"healthy": "green", "too-short": "grey"}
+    drawn = tuple(
+        SpanRow(CAUSES.get(cause, cause), tints.get(cause, "orange"), _merged(present_at, data.x))
+        for cause, present_at in list(spans.items())[:_SPAN_ROWS]
+    )
+    columns = ("after", "step", "", "cause", "finding")
+    table = Table("Changes", columns, tuple(rows), _FIGURES).newest(_ROWS)
+    return [Spans("When each finding was present", drawn, report.time), table]
+
+
+def events(report: Report) -> list[Block]:
+    """Marks, pauses, profiler captures and trials on the time axis, and the newest marks as a table."""
+    data = report.data
+    groups: list[tuple[str, str, list[Span]]] = []
+    for kind, (name, tint) in _MARKS.items():
+        marked = data.marked(kind)
+        spans = [(at.x - _seconds(mark.data.get("seconds")), at.x, str(mark.text)) for at, mark in marked]
+        groups.append((name, tint, spans))
+    # A trial after the end of the run took none of its time.
+    took = [_seconds(trial.seconds) if at.x < data.x else 0.0 for at, trial in data.trials]
+    tried = [(at.x - s, at.x, str(trial.text)) for (at, trial), s in zip(data.trials, took, strict=True)]
+    captures = [(at.x, at.x, f"profiler capture at step {number(event.step)}") for at, event in data.captures]
+    groups += [
+        ("pauses", "grey", [(a, b, f"paused for {duration(b - a)}") for a, b in pauses(data)]),
+        ("profiler captures", "sky", captures),
+        ("trials", "blue", tried),
+        ("resumed", "teal", [(at.x, at.x, f"resumed from step {number(at.step)}") for at in data.resumed]),
+    ]
+    rows = tuple(SpanRow(name, tint, _merged(spans, data.x)) for name, tint, spans in groups if spans)
+    out: list[Block] = [Spans("Timeline", rows, report.time)] if rows else []
+    marks = data.marked(*_LISTED)
+    if marks:
+        cells = tuple((duration(at.x), number(at.step), str(mark.kind), str(mark.text)) for at, mark in marks)
+        out.append(Table("Log", ("after", "step", "kind", "event"), cells, _FIGURES).newest(_ROWS))
+    return out or [Text("Nothing but steps was recorded.", "note")]
+
+
+def _seconds(value: object) -> float:
+    return float(value) if isinstance(value, (int, float)) and 0 < value < math.inf else 0.0
+
+
+def _merged(spans: Iterable[Span], whole_s: float) -> tuple[Span, ...]:
+    """The spans in order; those too close to tell apart become one."""
+    near = 0.003 * whole_s
+    out: list[tuple[float, float, str, int]] = []
+    for begin, end, text in sorted(spans):
+        begin = max(begin, 0.0)
+        if out and begin - out[-1][1] < near and (end - begin < near or begin < out[-1][1]):
+            first, last, shown, count = out[-1]
+            out[-1] = (first, max(last, end), shown, count + 1)
+        else:
+            out.append((begin, end, clip(text, _HOVER), 1))
+    more = (f" (and {count - 1} more)" if count > 1 else "" for *_, count in out)
+    return tuple((begin, end, text + rest) for (begin, end, text, _), rest in zip(out, more, strict=True))

@@ -5,24 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ndd_console.words.blocks import Block, Facts, Layer, Stack, Table, Text
-from ndd_console.words.figures import at_most, ns, share_text
-from ndd_console.words.profile import METHODS, capture, colour, functions, idle_bars, stacks
-from ndd_console.words.ranks import phases_table, ranks_facts, slowest
-from ndd_console.words.step import on_gpu, rates, step_time, work_facts
+from ndd_console.words.blocks import Block, Facts, Layer, Stack, Table, Text, at_most, ns, share_text
+from ndd_console.words.diagnosis import METHODS, capture, colour, functions, idle_bars, stacks
+from ndd_console.words.finding import POTENTIAL_GAIN
+from ndd_console.words.run import on_gpu, phases_table, ranks_facts, rates, slowest, step_time, work_facts
 from ndd_engine.diagnose.process_rules import milliseconds
+from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.figures import idle as idle_of
 from ndd_engine.record.figures import phase_shares, place_in_step
 from ndd_engine.text import MISSING, number, plural
 
-from .model import COLUMNS, Report
-from .timeline import Slice
+from .model import COLUMNS, Report, Slice
 
 RANK_0 = " These are the phases of rank 0, with its waiting for other ranks; see Ranks."
 NO_STEPS = "No step was measured."
-# Phases that are not part of a step.
-ASIDE = frozenset({"evaluate", "checkpoint"})
 SMALLEST = 0.01  # layers below this share of the whole run are drawn as one
 Shares = dict[str, float]
 
@@ -84,7 +81,7 @@ def _table(report: Report, whole: Slice) -> Table:
         figures += [now.host_ns, now.p50_ns, now.p95_ns, now.max_ns] if now else [None] * 4
         label = f"· {part}" if slash else parent
         each = ns(value / whole.steps if whole.steps else None)
-        if parent in ASIDE and whole.steps:
+        if parent in ASIDES and whole.steps:
             each = f"+{each}"
         rows.append((label, ns(value), share_text(value / whole.wall_ns), each, *map(ns, figures)))
     mean = f", a mean of {ns(whole.stepping_ns / whole.steps)} per step" if whole.steps else ""
@@ -101,10 +98,8 @@ def ranks(report: Report) -> list[Block]:
     latest = report.snapshot.ranks
     if latest is None:
         return []
-    lines = (
-        report.line("ranks exchange", "exchange", "blue"),
-        report.line("ranks skew", "skew", "orange"),
-    )
+    shares = (("exchange", "blue"), ("skew", "orange"))
+    lines = (report.line(f"ranks {name}", name, tint) for name, tint in shares)
     over = report.plot("Exchange and skew", "share", *lines, zero=True, note="Share of the wall time.")
     delay = report.line("ranks late_ns", "work beyond that of the median rank", "vermillion", 1e-9)
     late = report.plot("Delay of the straggler in a step", "seconds", delay, zero=True)
@@ -140,9 +135,8 @@ def idle(report: Report) -> list[Block]:
         return [Text(text), *report.plot("GPU utilization", "share", busy, zero=True), *captures]
     causes = {cause: share for cause, share in idle_time.causes if share > 0}
     title = f"{what} {share_text(idle_time.share)} of the whole run"
-    bars = idle_bars(
-        title, causes, f"Share of wall time. Measured with {METHODS.get(idle_time.method, idle_time.method)}."
-    )
+    method = METHODS.get(idle_time.method, idle_time.method)
+    bars = idle_bars(title, causes, f"Share of wall time. Measured with {method}.")
     return [bars, *_idle_over_time(report, run, causes, what), *captures]
 
 
@@ -210,7 +204,7 @@ def methods(report: Report) -> list[Block]:
         (data.stacks and not data.functions, "stack samples", "stack of the training thread, a few times per second"),
         (isolated, "isolated times", "measured once before training in this process, the fastest of a few"),
         (data.trials, "measured gains", "ABBA blocks in one process or several; CI of the mean log-ratio"),
-        (True, "potential gain", "upper bound: the speedup without this cause if no other bottleneck took its place"),
+        (True, "potential gain", POTENTIAL_GAIN),
         (snapshot.headroom.fits_micro, "PREDICTED", "only the batch that fits: memory grows in proportion to it"),
     ]  # fmt: skip
     text = "All figures were measured in this run unless marked as predicted. n/a means not measured."

@@ -1,34 +1,38 @@
-"""The base of all screens: keys from a table, errors that are shown in place of the screen, and its widgets."""
+"""The base of all screens: keys from a table, errors shown in place of a screen, widgets, and questions over it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from textual import events
 from textual.app import ComposeResult
+from textual.containers import Vertical
 from textual.geometry import Size
 from textual.message import Message
 from textual.message_pump import MessagePump
-from textual.screen import Screen
+from textual.screen import ModalScreen, Screen
 from textual.scroll_view import ScrollView
 from textual.widget import Widget
 from textual.widgets import RichLog
 
-from ndd_console.view.frame import Keys, footer_row, framed, inner_width
-from ndd_console.view.keys import NEEDS, SCROLL_KEYS, Key
-from ndd_console.view.rows import paragraph, rule
+from ndd_console.view.keys import APP_KEYS, NEEDS, SCROLL_KEYS, Key
+from ndd_console.view.rows import Entry, Keys, cells, footer_row, framed, inner_width, paragraph, rule, wrap
 from ndd_console.view.style import Look, Row
-from ndd_console.widgets.lines import KeyBar, Lines, bindings
+from ndd_console.widgets.lines import KeyBar, Lines, RowList, TextField, bindings
 from ndd_engine.errors import error_text
+
+if TYPE_CHECKING:
+    from ndd_console.app import ConsoleApp
 
 T = TypeVar("T")
 
 # Keys work although nothing else is drawn.
 _AFTER_FAILURE = "This is a defect of ndd-console. The run is not affected; all keys work (q: quit)."
 POLL_S = 0.25  # between two looks at work in a thread
+MESSAGE_S = 10.0  # how long an answer to a key is shown
 
 
 def call_from_thread(target: MessagePump, callback: Callable[..., object], *args: object) -> bool:
@@ -46,7 +50,7 @@ class KeyScreen(Screen[None], inherit_bindings=False):
 
     def __init_subclass__(cls, **options: Any) -> None:
         if "keys" in cls.__dict__:
-            cls.BINDINGS = [*bindings(cls.keys, "use('{}')"), *cls.__dict__.get("BINDINGS", [])]
+            cls.BINDINGS = bindings(cls.keys, "use('{}')")
         super().__init_subclass__(**options)
 
     def __init__(self, look: Look, on_painted: Callable[[], None] | None = None) -> None:
@@ -62,10 +66,14 @@ class KeyScreen(Screen[None], inherit_bindings=False):
             super().__init__()
             self.error = error
 
+    @property
+    def console(self) -> ConsoleApp:
+        """The app, of the screens that only the console has."""
+        return cast("ConsoleApp", self.app)
+
     # Keys.
 
     def has(self, need: str) -> bool:
-        """Whether the screen has what a key needs; see `NEEDS`."""
         raise NotImplementedError(need)
 
     def word(self, key: Key) -> str:
@@ -73,7 +81,6 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         return key.word
 
     def say(self, text: str) -> None:
-        """Show a message."""
         raise NotImplementedError
 
     def refusal(self, key: Key) -> str:
@@ -81,7 +88,6 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         return next((NEEDS[need] for need in key.needs if not self.has(need)), "")
 
     def usable(self) -> Iterator[Key]:
-        """The keys that work now."""
         return (key for key in self.keys if not self.refusal(key))
 
     def key_words(self) -> Keys:
@@ -126,11 +132,9 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         threading.Thread(target=run, name="ndd-beside", daemon=daemon).start()
 
     def action_use(self, action: str) -> None:
-        """A key was pressed."""
         self.use(next(key for key in self.keys if key.action == action))
 
     def use(self, key: Key) -> None:
-        """Do what a key does, or say why it cannot work now."""
         why = self.refusal(key)
         if why:
             self.say(why)
@@ -165,7 +169,6 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         raise NotImplementedError
 
     def draw_failure(self, rows: list[Row]) -> None:
-        """Show these rows in place of the screen."""
         raise NotImplementedError
 
     def paint(self) -> None:
@@ -193,26 +196,42 @@ class KeyScreen(Screen[None], inherit_bindings=False):
 
 
 class WidgetScreen(KeyScreen):
-    """A screen of Textual's widgets: `top`, `body` and `below`, and the footer."""
+    """A screen of Textual's widgets: `top`, `body` and `below`, and the footer.
 
-    def __init__(self, look: Look, body: Widget, on_painted: Callable[[], None] | None = None) -> None:
+    text: what the keys scroll: the body, or what is shown in its place. between: widgets after the body. selects: the
+    action of a selected entry of the body. every_s: seconds from one `look_again` to the next; 0 for none.
+    """
+
+    selects: ClassVar[str] = ""
+    every_s: ClassVar[float] = 0.0
+
+    def __init__(
+        self, look: Look, body: Widget, on_painted: Callable[[], None] | None = None, *, text: Lines | None = None,
+        between: tuple[Widget, ...] = (),
+    ) -> None:  # fmt: skip
         super().__init__(look, on_painted)
         self.top, self.below, self.bar = Lines(look), Lines(look), KeyBar(look)
-        self.body = body
+        self.body, self._parts = body, [body, *between]
+        self.text: ScrollView | None = body if isinstance(body, Lines | RichLog) else text
+        if text is not None:
+            text.display = False
+            self._parts.append(text)
         self._instead = Lines(look, classes="instead")
         self._instead.display = False
         self.message = ("", "text")
         self._sized: Size | None = None
 
-    def parts(self) -> tuple[Widget, ...]:
-        """The widgets above the footer."""
-        return self.top, self.body, self.below
-
     def compose(self) -> ComposeResult:
-        yield from (*self.parts(), self.bar, self._instead)
+        yield from (self.top, *self._parts, self.below, self.bar, self._instead)
 
     def on_mount(self) -> None:
         self.paint()
+        if self.every_s:
+            self.set_interval(self.every_s, self.look_again)
+
+    def look_again(self) -> None:
+        """Show what is new."""
+        self.paint_if_current()
 
     def on_screen_resume(self) -> None:
         self.paint()
@@ -228,6 +247,9 @@ class WidgetScreen(KeyScreen):
             self.message = ("", "text")
         self.paint_if_current()
 
+    def on_option_list_option_selected(self) -> None:
+        self.action_use(self.selects)
+
     def paint_if_current(self) -> None:
         """Draw the screen if it is not below another one, whose end draws it."""
         if self.is_current:
@@ -237,6 +259,12 @@ class WidgetScreen(KeyScreen):
         """Show a message above the footer; "" for none."""
         self.message = (text, style)
         self.paint()
+
+    def copy(self, text: str, message: str) -> None:
+        """Copy a text to the clipboard of the terminal, and say so for a while."""
+        self.app.copy_to_clipboard(text)
+        self.say(message)
+        self.set_timer(MESSAGE_S, lambda: self.say("") if self.message[0] == message else None)
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
         """Fill the body. Returns the rows above and below it, for `width` cells."""
@@ -255,13 +283,9 @@ class WidgetScreen(KeyScreen):
         self._instead.show(rows)
         self._instead.display = True
 
-    def text(self) -> ScrollView | None:
-        """The text that the keys scroll, if there is one."""
-        return self.body if isinstance(self.body, Lines | RichLog) else None
-
     def swap(self, *, listed: bool) -> None:
         """Show the list or the text of a screen that has both, and give it the focus."""
-        text = self.text()
+        text = self.text
         if text is not None and (listed != self.body.display or listed == text.display):
             self.body.display, text.display = listed, not listed
             (self.body if listed else text).focus()
@@ -269,13 +293,128 @@ class WidgetScreen(KeyScreen):
 
     def usable(self) -> Iterator[Key]:
         """Also the keys that scroll, if there is more text than room."""
-        text = self.text()
+        text = self.text
         if text is not None and text.display and text.max_scroll_y > 0:
             yield from SCROLL_KEYS
         yield from super().usable()
 
     def help_keys(self) -> tuple[Key, ...]:
-        return (*(SCROLL_KEYS if self.text() is not None else ()), *super().help_keys())
+        return (*(SCROLL_KEYS if self.text is not None else ()), *super().help_keys())
 
     def target(self, key: Key) -> Widget:
-        return self.text() or self if key in SCROLL_KEYS else self
+        return self.text or self if key in SCROLL_KEYS else self
+
+
+CANCEL = "esc"
+INTERRUPT = "ctrl+c"
+_CANCELS = frozenset({"escape", "q", "ctrl+q", "n"})
+_FRAME = 4  # cells of the border and its padding
+_LEAST_FIELD = 40
+_SUSPEND = [key for key in APP_KEYS if key.action == "suspend_process"]
+
+
+class Dialog(ModalScreen[str], inherit_bindings=False):
+    """A framed box over a screen."""
+
+    BINDINGS = bindings(_SUSPEND, "app.{}")
+
+    def __init__(self, look: Look, title: str) -> None:
+        super().__init__()
+        self.look, self.question = look, title
+        self.heading = Lines(look)
+        self._answered = False
+
+    def on_mount(self) -> None:
+        self.paint()
+
+    def on_resize(self) -> None:
+        self.paint()
+
+    def paint(self) -> None:
+        """Draw the question for the width of the screen."""
+        width = self.box_width(max(self.app.size.width - _FRAME, 1))
+        self.heading.styles.width = width
+        self.heading.show([*(((line, "bold"),) for line in wrap(self.question, width)), ()])
+
+    def answer(self, result: str) -> None:
+        """Close with this result. A further key may arrive before the screen is gone, and changes nothing."""
+        if not self._answered:
+            self._answered = True
+            self.dismiss(result)
+
+    def box_width(self, room: int) -> int:
+        return min(cells(self.question), room)
+
+
+class Question(Dialog):
+    """Asks for one of several choices: (key, what it does). The result is the key of the choice."""
+
+    def __init__(self, look: Look, title: str, choices: Keys) -> None:
+        super().__init__(look, title)
+        cancels = any(key == CANCEL for key, _ in choices)
+        self._choices = choices if cancels else (*choices, (CANCEL, "cancel"))
+        self._lead = max(cells(key) for key, _ in self._choices) + 2
+        self.list = RowList(look)
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield self.heading
+            yield self.list
+
+    def box_width(self, room: int) -> int:
+        longest = self._lead + max(cells(text) for _, text in self._choices)
+        return min(max(longest, cells(self.question)), room)
+
+    def paint(self) -> None:
+        super().paint()
+        width = self.box_width(max(self.app.size.width - _FRAME, 1))
+        lead = self._lead
+        entries = []
+        for key, text in self._choices:
+            lines = wrap(text, max(width - lead, 1))
+            rows = [
+                ((("" if index else key).ljust(lead), "key"), (line, "text"))
+                for index, line in enumerate(lines)
+            ]
+            entries.append(Entry(key, tuple(rows)))
+        self.list.styles.width = width
+        self.list.show(entries)
+
+    def on_option_list_option_selected(self) -> None:
+        self.answer(self.list.chosen)
+
+    def on_key(self, event: events.Key) -> None:
+        key = event.character if event.is_printable else event.key
+        if key in [choice for choice, _ in self._choices] or key == INTERRUPT:
+            self.answer(key)
+        elif key in _CANCELS:
+            self.answer(CANCEL)
+
+
+class TextQuestion(Dialog):
+    """Asks for a text. The result is the text; "" if it is cancelled. pattern: of the text while it is typed."""
+
+    def __init__(
+        self, look: Look, title: str, pattern: str = "", longest: int = 0, default: str = ""
+    ) -> None:
+        super().__init__(look, title)
+        self.input = TextField(
+            placeholder=default, restrict=pattern or None, max_length=longest, select_on_focus=False
+        )
+        self._default = default
+
+    def compose(self) -> ComposeResult:
+        with Vertical():
+            yield self.heading
+            yield self.input
+
+    def box_width(self, room: int) -> int:
+        return min(max(cells(self.question), _LEAST_FIELD), room)
+
+    def on_input_submitted(self) -> None:
+        self.answer(self.input.value or self._default)
+
+    def on_key(self, event: events.Key) -> None:
+        if event.key in ("escape", "ctrl+q", INTERRUPT):
+            event.stop()
+            self.answer("")

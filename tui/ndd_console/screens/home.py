@@ -8,16 +8,14 @@ from dataclasses import replace
 from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.run_sources import RUN_COLUMNS, HomeFolder, RunRow
 from ndd_console.render.rows import block_rows
-from ndd_console.view.frame import Entry
 from ndd_console.view.keys import HOME_KEYS
-from ndd_console.view.rows import BLANK, aligned, ends, rule
+from ndd_console.view.rows import BLANK, Entry, aligned, ends, rule
 from ndd_console.view.style import Look, Row, Span, status_span
 from ndd_console.widgets.lines import RowList
 from ndd_console.words.blocks import Block, Text
 from ndd_engine.text import MISSING, foreign
 
-from .base import WidgetScreen
-from .dialogs import TextQuestion
+from .base import TextQuestion, WidgetScreen
 from .pages import ComparisonScreen, StartScreen
 
 DEFAULT_EPOCHS = 1
@@ -71,21 +69,14 @@ def _run_cells(row: RunRow) -> list[Span]:
 
 
 class HomeScreen(WidgetScreen):
-    """Lists what can be trained and the runs. attach: opens a run. start: trains an entry. wizard: opens the wizard."""
+    """Lists what can be trained, and the runs."""
 
     keys = HOME_KEYS
+    selects = "open"
+    every_s = REFRESH_S
     body: RowList
 
-    def __init__(
-        self,
-        home: HomeFolder,
-        look: Look,
-        attach: Callable[[RunRow], None],
-        start: Callable[[StartRow], None],
-        leave: Callable[[], None],
-        on_painted: Callable[[], None] | None = None,
-        wizard: Callable[[StartRow | None], None] | None = None,
-    ) -> None:
+    def __init__(self, home: HomeFolder, look: Look, on_painted: Callable[[], None] | None = None) -> None:
         super().__init__(look, RowList(look), on_painted)
         # None while they are read.
         self.machine: Sequence[Block] | None = None
@@ -93,10 +84,6 @@ class HomeScreen(WidgetScreen):
         self.runs: Sequence[RunRow] | None = None
         self._home = home
         self._compared = ""  # the first run of a comparison
-        self._wizard = wizard
-        self._open_run = attach
-        self._train = start
-        self._leave = leave
 
     def on_mount(self) -> None:
         self.beside(
@@ -105,14 +92,12 @@ class HomeScreen(WidgetScreen):
             lambda text: self._detected([Text(f"hardware detection failed: {text}", "bad")]),
         )
         self.refresh_runs()
-        self.set_interval(REFRESH_S, self._refresh_if_current)
 
-    def _refresh_if_current(self) -> None:
+    def look_again(self) -> None:
         if self.is_current:
             self.refresh_runs()
 
     def refresh_runs(self) -> None:
-        """Read the runs folder again."""
         self.beside(lambda: (self._home.workloads(), self._home.runs()), self._listed, self._not_listed)
 
     def _detected(self, blocks: Sequence[Block]) -> None:
@@ -136,31 +121,23 @@ class HomeScreen(WidgetScreen):
 
     def has(self, need: str) -> bool:
         if need == "wizard":
-            return self._wizard is not None
+            return self.console.new_wizard is not None
         return isinstance(self.body.chosen, RunRow if need == "run" else StartRow)
 
-    def on_option_list_option_selected(self) -> None:
-        self.action_use("open")
-
     def action_open(self) -> None:
-        """Open a run, or a page about what would be trained."""
         chosen = self.body.chosen
         if isinstance(chosen, RunRow):
-            self._open_run(chosen)
+            self.console.open_run(chosen)
         elif chosen is not None:
-            self.app.push_screen(StartScreen(self.look, chosen, self._home, self._start, self._wizard))
+            self.app.push_screen(StartScreen(self.look, chosen, self._home, self._start))
 
     def action_start(self) -> None:
-        """Train the selected entry."""
         self._start(self.body.chosen)
 
     def action_wizard(self) -> None:
-        """Open the wizard for the selected entry."""
-        assert self._wizard is not None
-        self._wizard(self.body.chosen if isinstance(self.body.chosen, StartRow) else None)
+        self.console.open_wizard(None, self.body.chosen if isinstance(self.body.chosen, StartRow) else None)
 
     def action_report(self) -> None:
-        """Write the report of the selected run."""
         name = self.body.chosen.name
         self.beside(
             lambda: self._home.report(name),
@@ -178,7 +155,6 @@ class HomeScreen(WidgetScreen):
         self.say("" if before else f"compare {foreign(name)} with: select another run and press c")
 
     def action_reload(self) -> None:
-        """Read everything again."""
         self.say("")
         self.refresh_runs()
 
@@ -186,12 +162,12 @@ class HomeScreen(WidgetScreen):
         self.say("")
 
     def action_quit(self) -> None:
-        self._leave()
+        self.console.quit_home()
 
     def _start(self, row: StartRow) -> None:
         """Train an entry; ask for the length of the run first where nothing defines it."""
         if row.kind != "own":
-            self._train(row)
+            self.console.train(row)
             return
         title = f"epochs to train {foreign(row.name)} (default: {DEFAULT_EPOCHS})"
         # Zero epochs are no run.
@@ -199,6 +175,6 @@ class HomeScreen(WidgetScreen):
 
         def begin(epochs: str | None) -> None:
             if epochs:
-                self._train(replace(row, epochs=int(epochs)))
+                self.console.train(replace(row, epochs=int(epochs)))
 
         self.app.push_screen(question, begin)

@@ -11,21 +11,20 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from textual import events
 from textual.app import ComposeResult
 
-from ndd_console.view.frame import Keys, key_at
 from ndd_console.view.keys import LIVE_KEYS, Key
 from ndd_console.view.live import LiveState, live_rows
+from ndd_console.view.rows import Keys, key_at
 from ndd_console.view.style import Look, Row, ascii_rows
 from ndd_console.widgets.canvas import Canvas
 from ndd_console.widgets.textual_private import paint_changes
 from ndd_console.words.diagnosis import Diagnosis
 from ndd_console.words.finding import first_command
+from ndd_console.words.run import STOPPING
 from ndd_engine.record.figures import obeyed
 from ndd_engine.record.snapshot import Snapshot
 
-from .base import KeyScreen
-from .dialogs import CANCEL, INTERRUPT, Question
-from .log import LogScreen
-from .pages import DiagnosisScreen, OwnValuesScreen, RanksScreen, RunPage, SettingsScreen
+from .base import CANCEL, INTERRUPT, MESSAGE_S, KeyScreen, Question
+from .pages import DiagnosisScreen, LogScreen, OwnValuesScreen, RanksScreen, RunPage, SettingsScreen
 from .trial import TrialScreen, proposed_changes
 
 if TYPE_CHECKING:
@@ -33,14 +32,7 @@ if TYPE_CHECKING:
 
 Result = Literal["quit", "stop", "detach", "kill", "hangup"]
 
-STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
 STOPPING_SCRIPT = "the script was sent Ctrl-C; press Ctrl-C again to kill it"
-# What keys do that differ for a script.
-_OF_SCRIPTS = {
-    "try": "try a change: measure it against the script as it is",
-    "quit": "quit: end the script with Ctrl-C, or keep it running",
-    "interrupt": "end the script with Ctrl-C; again: kill it",
-}
 _WORKING = frozenset({"training", "evaluating", "checkpointing", "paused"})
 _MESSAGES: dict[Action, str] = {
     "pause": "pausing after this step…",
@@ -54,7 +46,6 @@ SHARE = 0.0075
 SLOWEST_S = 1.0
 # Accept a tick that is this much too early instead of waiting for the next one.
 EARLY = 0.9
-MESSAGE_S = 10.0  # how long an answer to a key is shown
 _BLURRED_TICKS = 4  # over SSH, refresh this much slower while the terminal has no focus
 
 # A longer wait is not shown: the clock or the record is wrong.
@@ -62,7 +53,7 @@ LONGEST_S = 1e9
 
 
 class LiveScreen(KeyScreen):
-    """Shows a run on a canvas. `leave` is called once, when the screen is closed."""
+    """Shows a run on a canvas."""
 
     keys = LIVE_KEYS
 
@@ -70,22 +61,18 @@ class LiveScreen(KeyScreen):
         self,
         source: RunSource,
         look: Look,
-        leave: Callable[[Result], None],
         *,
         refresh_hz: float,
         clock: Callable[[], float],
         diagnosis: Diagnosis,
         on_painted: Callable[[], None] | None = None,
-        wizard: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(look, on_painted)
         self.canvas = Canvas(look.styles)
         paint_changes(self, self.canvas)
         self.source = source
-        self._wizard = wizard
         self._diagnosis = diagnosis
         self._trials = source.trials()
-        self._leave = leave
         self._refresh_hz = min(refresh_hz, 4.0) if look.ssh else refresh_hz
         self._clock = clock
         self._opened_t = clock()
@@ -110,7 +97,6 @@ class LiveScreen(KeyScreen):
         self._drawn = None
 
     def on_time(self) -> None:
-        """Called by the timer."""
         if self._pace.due():
             self.tick()
 
@@ -157,7 +143,6 @@ class LiveScreen(KeyScreen):
         )
 
     def _repaint(self) -> None:
-        """Draw if something has changed."""
         if self._left or not self.is_current:
             return
         drawn = self._drawn
@@ -176,7 +161,7 @@ class LiveScreen(KeyScreen):
             case "change":
                 return self._can(self._trials)
             case "wizard":
-                return self._can(self._wizard) and not source.script
+                return self._can(self.console.new_wizard) and not source.script
             case "commands":
                 return source.live and not snapshot.final and not self.stopping
             case "training":
@@ -202,12 +187,15 @@ class LiveScreen(KeyScreen):
 
     def help_keys(self) -> tuple[Key, ...]:
         """The keys that work now, and what they do to this run."""
-        words = dict(_OF_SCRIPTS) if self.source.script else {}
-        if self._snapshot.final:
-            words |= dict.fromkeys(("quit", "interrupt"), "close the screen; the run has ended")
-        elif not self.source.owned:
-            words |= dict.fromkeys(("quit", "interrupt"), "close the screen; the run goes on")
-        return tuple(replace(key, help=words.get(key.action, key.help)) for key in self.usable())
+        closes = ""
+        if self._snapshot.final or not self.source.owned:
+            closes = f"close the screen; the run {'has ended' if self._snapshot.final else 'goes on'}"
+
+        def help_of(key: Key) -> str:
+            ending = closes if key.action in ("quit", "interrupt") else ""
+            return ending or (key.of_script if self.source.script else "") or key.help
+
+        return tuple(replace(key, help=help_of(key)) for key in self.usable())
 
     def say(self, text: str) -> None:
         self._message = _Message(text, _progress_of(self._snapshot), self._clock() + MESSAGE_S)
@@ -221,7 +209,6 @@ class LiveScreen(KeyScreen):
             self.use_key(label)
 
     def action_try(self) -> None:
-        """Open the trial screen."""
         assert self._trials is not None
         offered = proposed_changes(self._diagnosis.of(self._snapshot).findings)
         screen = TrialScreen(self.look, self._trials, offered, lambda: self.source.snapshot().trials)
@@ -232,8 +219,7 @@ class LiveScreen(KeyScreen):
         self.app.push_screen(DiagnosisScreen(self.look, self.source, self._diagnosis, try_it))
 
     def action_wizard(self) -> None:
-        assert self._wizard is not None
-        self._wizard()
+        self.console.open_wizard(self.source)
 
     def _open(self, page: type[RunPage] | type[LogScreen]) -> None:
         self.app.push_screen(page(self.look, self.source))
@@ -262,7 +248,7 @@ class LiveScreen(KeyScreen):
     # Leaving.
 
     def action_stop(self) -> None:
-        self._ask(f"Stop {self.source.name}?", self._stop_words(), self._stop_asked)
+        self._ask(f"Stop {self.source.name}?", self._stop_words())
 
     def action_quit(self) -> None:
         name = self.source.name
@@ -271,33 +257,26 @@ class LiveScreen(KeyScreen):
         elif self.stopping:
             close = ("d", "close the screen now; the run stops in the background")
             title = f"{name} is stopping{'' if self.source.script else ' after a checkpoint'}."
-            self._ask(title, (close, (CANCEL, "wait")), self._leave_asked)
+            self._ask(title, (close, (CANCEL, "wait")))
         else:
             stay = ("d", f"keep it running (reattach with: ndd-console attach {name})")
-            self._ask(f"{name} is still running.", (*self._stop_words(), stay), self._leave_asked)
+            self._ask(f"{name} is still running.", (*self._stop_words(), stay))
 
     def _stop_words(self) -> Keys:
         return (("s", "stop the script with Ctrl-C" if self.source.script else "save a checkpoint and stop"),)
 
-    def _ask(self, title: str, choices: Keys, answer: Callable[[str | None], None]) -> None:
-        self.app.push_screen(Question(self.look, title, choices), answer)
+    def _ask(self, title: str, choices: Keys) -> None:
+        self.app.push_screen(Question(self.look, title, choices), self._answered)
 
     def _withdraw(self) -> None:
-        """Close the question, if one is open."""
         if isinstance(self.app.screen, Question):
             self.app.screen.answer(CANCEL)
 
-    def _stop_asked(self, answer: str | None) -> None:
+    def _answered(self, answer: str | None) -> None:
         if answer == "s":
+            self.stopping = self.source.owned
             self.source.command("stop")
             self.say("stop requested")
-        elif answer == INTERRUPT:
-            self.action_interrupt()
-
-    def _leave_asked(self, answer: str | None) -> None:
-        if answer == "s":
-            self.stopping = True
-            self.source.command("stop")
         elif answer == "d":
             self._go("detach")
         elif answer == INTERRUPT:
@@ -324,7 +303,7 @@ class LiveScreen(KeyScreen):
     def _go(self, result: Result) -> None:
         if not self._left:
             self._left = True
-            self._leave(result)
+            self.console.leave_live(result)
 
 
 class DrawPace:

@@ -1,33 +1,34 @@
-"""Pages that scroll: help, settings, diagnosis, ranks, values, and what an entry of the home screen trains."""
+"""Pages that scroll: help, settings, diagnosis, ranks, values, the log, and what an entry of the home screen trains."""
 
 from __future__ import annotations
 
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from textual.binding import BindingType
+from rich.text import Text as Words
+from textual import events
+from textual.widgets import RichLog
 
 from ndd_console.render.rows import block_rows
+from ndd_console.view import keys as tables
 from ndd_console.view.bars import finite_values, sparkline
+from ndd_console.view.blocks import heat_map
 from ndd_console.view.glossary import GLOSSARY
-from ndd_console.view.keys import APP_KEYS, DIAGNOSIS_KEYS, HELP_KEYS, PAGE_KEYS, START_KEYS, Key
-from ndd_console.view.ranks import heat_map
-from ndd_console.view.rows import BLANK, as_it_is, cells, column, labelled, paragraph, rule
+from ndd_console.view.keys import APP_KEYS, LOG_KEYS, SCROLL_KEYS, Key
+from ndd_console.view.rows import BLANK, as_it_is, cells, column, labelled, paragraph, rule, shorten
 from ndd_console.view.style import Look, Row
 from ndd_console.widgets.lines import Lines, bindings
-from ndd_console.words.blocks import Block, Text
+from ndd_console.words.blocks import Block, Text, small
 from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
-from ndd_console.words.figures import small
 from ndd_console.words.finding import first_command
-from ndd_console.words.ranks import ranks_facts, slowest
-from ndd_console.words.settings import settings_table
-from ndd_console.words.step import work_facts
+from ndd_console.words.run import ranks_facts, settings_table, slowest, work_facts
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import foreign
 
-from .base import WidgetScreen
+from .base import TextQuestion, WidgetScreen
 
 if TYPE_CHECKING:
     from ndd_console.jobs.folder import StartRow
@@ -41,13 +42,8 @@ _NO_VALUES = "This run records no values of its own: see log() and samples in th
 
 
 def help_lines(keys: tuple[Key, ...], width: int) -> list[Row]:
-    """The keys of a screen, then the glossary in groups."""
-    lines = [
-        row
-        for key in keys
-        if key.help
-        for row in labelled(key.shown, key.help, width, _KEYS, label_style="key")
-    ]
+    told = (key for key in keys if key.help)
+    lines = [row for key in told for row in labelled(key.shown, key.help, width, _KEYS, label_style="key")]
     for title, terms in GLOSSARY:
         lines += [BLANK, rule(title, width)]
         lines += [row for term, text in terms for row in labelled(term, text, width, _KEYS)]
@@ -92,16 +88,11 @@ def own_values_lines(snapshot: Snapshot, width: int) -> list[Row]:
     return rows or paragraph(_NO_VALUES, width, "dim")
 
 
-def _closed_by(*names: str) -> list[BindingType]:
-    """The key that opens a page closes it, too."""
-    return bindings(Key(name, "back", "back") for name in names)
-
-
 class PageScreen(WidgetScreen):
     """Lines that scroll."""
 
     title_text = ""
-    keys: ClassVar[tuple[Key, ...]] = PAGE_KEYS
+    keys: ClassVar[tuple[Key, ...]] = tables.PAGE_KEYS
     body: Lines
 
     def __init__(self, look: Look) -> None:
@@ -120,8 +111,7 @@ class HelpScreen(PageScreen):
     """The keys of a screen, and the glossary."""
 
     title_text = "help: keys and glossary"
-    keys = HELP_KEYS
-    BINDINGS = _closed_by("question_mark", "h")
+    keys = tables.HELP_KEYS
 
     def __init__(self, look: Look, of: tuple[Key, ...]) -> None:
         super().__init__(look)
@@ -154,30 +144,25 @@ class LoadedPage(PageScreen):
 class ComparisonScreen(LoadedPage):
     """Run b compared with run a."""
 
-    BINDINGS = _closed_by("c")
+    keys = tables.COMPARISON_KEYS
 
     def __init__(self, look: Look, home: HomeFolder, a: str, b: str) -> None:
         super().__init__(look, f"{b} compared with {a}", lambda: home.compare(a, b))
 
 
 class StartScreen(LoadedPage):
-    """What an entry of the home screen would train. start: trains it. wizard: opens the wizard for it."""
+    """What an entry of the home screen would train. start: trains it."""
 
-    keys = START_KEYS
+    keys = tables.START_KEYS
 
     def __init__(
-        self,
-        look: Look,
-        row: StartRow,
-        home: HomeFolder,
-        start: Callable[[StartRow], None],
-        wizard: Callable[[StartRow | None], None] | None,
+        self, look: Look, row: StartRow, home: HomeFolder, start: Callable[[StartRow], None]
     ) -> None:
         super().__init__(look, row.name, lambda: [Text("\n".join(home.details(row)))])
-        self._row, self._train, self._wizard = row, start, wizard
+        self._row, self._train = row, start
 
     def has(self, need: str) -> bool:
-        return self._wizard is not None
+        return self.console.new_wizard is not None
 
     def action_start(self) -> None:
         """Return to the home screen, and train the entry."""
@@ -187,24 +172,22 @@ class StartScreen(LoadedPage):
 
     def action_wizard(self) -> None:
         """Return to the home screen, and open the wizard."""
-        if self.is_current and self._wizard is not None:
+        if self.is_current:
             self.action_back()
-            self._wizard(self._row)
+            self.console.open_wizard(None, self._row)
 
 
 class RunPage(PageScreen):
     """A page about a run, updated every second."""
+
+    every_s = REFRESH_S
 
     def __init__(self, look: Look, source: RunSource) -> None:
         super().__init__(look)
         self._source = source
         self._latest: Snapshot = source.snapshot()
 
-    def on_mount(self) -> None:
-        self.set_interval(REFRESH_S, self.read_again)
-
-    def read_again(self) -> None:
-        """Redraw if something has changed."""
+    def look_again(self) -> None:
         before, self._latest = self._latest, self._source.snapshot()
         if before is not self._latest:
             self.paint_if_current()
@@ -232,7 +215,7 @@ class SettingsScreen(RunPage):
     """Requested and applied settings, and whether they are in effect."""
 
     title_text = "settings"
-    BINDINGS = _closed_by("i")
+    keys = tables.SETTINGS_KEYS
 
     def lines(self, width: int) -> list[Row]:
         return settings_lines(self._latest, width)
@@ -242,7 +225,7 @@ class OwnValuesScreen(RunPage):
     """What the user's own training code logged, and its samples."""
 
     title_text = "logged values and samples"
-    BINDINGS = _closed_by("v")
+    keys = tables.VALUES_KEYS
 
     def lines(self, width: int) -> list[Row]:
         return own_values_lines(self._latest, width)
@@ -252,7 +235,7 @@ class RanksScreen(RunPage):
     """The ranks of a run with several: their work, waiting and phases."""
 
     title_text = "ranks"
-    BINDINGS = _closed_by("r")
+    keys = tables.RANKS_KEYS
 
     def lines(self, width: int) -> list[Row]:
         return ranks_lines(self._latest, width)
@@ -262,8 +245,7 @@ class DiagnosisScreen(RunPage):
     """All findings with their evidence. try_it: opens the trial screen; None if nothing can be tried."""
 
     title_text = "diagnosis"
-    keys = DIAGNOSIS_KEYS
-    BINDINGS = _closed_by("d")
+    keys = tables.DIAGNOSIS_KEYS
 
     def __init__(
         self, look: Look, source: RunSource, diagnosis: Diagnosis, try_it: Callable[[], None] | None
@@ -291,6 +273,107 @@ class DiagnosisScreen(RunPage):
             self._try()
 
     def action_copy(self) -> None:
-        """Copy the command to the clipboard of the terminal."""
-        self.app.copy_to_clipboard(self._command)
-        self.say(f"copied: {self._command}")
+        self.copy(self._command, f"copied: {self._command}")
+
+
+_MOST_LINES = 5000
+
+
+class OutputLog(RichLog):
+    """Lines of output. It follows the end until the user scrolls up."""
+
+    BINDINGS = bindings(SCROLL_KEYS)
+
+    def __init__(self) -> None:
+        super().__init__(min_width=1, wrap=True, markup=False, highlight=False, auto_scroll=False)
+        self._texts: deque[tuple[int, str]] = deque(maxlen=_MOST_LINES)  # (first row, line)
+        self._wrapped_at = 0
+        self._searched = ""
+
+    def add(self, lines: list[str]) -> None:
+        at_end = self.scroll_offset.y >= self.max_scroll_y
+        self._put(lines)
+        if at_end and lines:
+            self.scroll_end(animate=False)
+
+    def _put(self, lines: list[str]) -> None:
+        for line in lines:
+            self._texts.append((len(self.lines), line))
+            text = Words(line, overflow="fold")
+            if self._searched:
+                text.highlight_words([self._searched], "reverse", case_sensitive=False)
+            self.write(text)
+
+    def on_resize(self, event: events.Resize) -> None:
+        if event.size.width == self._wrapped_at:
+            return
+        self._wrapped_at = event.size.width
+        self._put_again()
+        self.scroll_end(animate=False)
+
+    def _put_again(self) -> None:
+        texts = [line for _, line in self._texts]
+        self.clear()
+        self._texts.clear()
+        self._put(texts)
+
+    def search(self, text: str) -> None:
+        self._searched = text
+        self._put_again()
+
+    @property
+    def places(self) -> list[int]:
+        """The first rows of the lines that contain what is searched."""
+        text = self._searched.casefold()
+        return [row for row, line in self._texts if text and text in line.casefold()]
+
+
+class LogScreen(WidgetScreen):
+    """The captured output, updated every second."""
+
+    keys = LOG_KEYS
+    every_s = REFRESH_S
+    body: OutputLog
+
+    def __init__(self, look: Look, source: RunSource) -> None:
+        super().__init__(look, OutputLog())
+        self._log = source.log()
+        self._searched = ""
+        self._place = 0  # of the match on the screen
+
+    def has(self, need: str) -> bool:
+        return bool(self.body.places)
+
+    def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
+        self.body.add(self._log.read())
+        unfinished = self._log.unfinished
+        below: list[Row] = [((shorten(unfinished, width), "text"),)] if unfinished else []
+        if not self.body.lines and not unfinished:
+            below = [(("no output yet", "dim"),)]
+        return [rule("log of the run", width)], below
+
+    def action_search(self) -> None:
+        self.app.push_screen(TextQuestion(self.look, "text to find"), self._search)
+
+    def _search(self, text: str | None) -> None:
+        """Show the newest match."""
+        if text:
+            self._searched = text
+            self.body.search(text)
+            self._go(len(self.body.places) - 1)
+
+    def action_older(self) -> None:
+        self._go(self._place - 1)
+
+    def action_newer(self) -> None:
+        self._go(self._place + 1)
+
+    def _go(self, place: int) -> None:
+        places = self.body.places
+        text = foreign(self._searched)
+        if not places:
+            self.say(f"no line contains {text!r}" if text else "")
+            return
+        self._place = min(max(place, 0), len(places) - 1)
+        self.body.scroll_to(y=places[self._place], animate=False)
+        self.say(f"match {self._place + 1:,} of {len(places):,}: {text}")

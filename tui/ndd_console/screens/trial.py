@@ -8,16 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from textual.widget import Widget
-
 from ndd_console.render.rows import block_rows
-from ndd_console.view.frame import Entry
-from ndd_console.view.interval import interval_rows, progress_rows
+from ndd_console.view.bars import interval_rows, progress_rows
 from ndd_console.view.keys import TRIAL_KEYS, Key
-from ndd_console.view.rows import BLANK, aligned, cells, paragraph, rule, shorten
+from ndd_console.view.rows import BLANK, Entry, aligned, cells, paragraph, rule, shorten
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList, TextField
-from ndd_console.words.figures import at_most
+from ndd_console.words.blocks import at_most
 from ndd_console.words.trial import VERDICTS, conditions, trial_blocks, trial_text
 from ndd_engine.diagnose import Change, Finding
 from ndd_engine.errors import UsageError
@@ -88,24 +85,20 @@ class TrialState:
 
 
 def sets_text(sets: Sequence[str]) -> str:
-    """The edits of a change in one line."""
     return "  ".join(foreign(item) for item in sets)
 
 
 def heading(state: TrialState, width: int, room: int) -> list[Row]:
     """What a trial does; only its title where there is little room."""
     lines = [rule(f"measure a change against {foreign(state.base)}", width)]
-    about = (
-        "Baseline and candidate train alternately until the difference is clear, for up to "
-        f"{number(state.budget_s)} s."
-    )
+    about = "Baseline and candidate train alternately until the difference is clear, for up to"
+    about += f" {number(state.budget_s)} s."
     if state.pauses:
         about += f" {state.pauses} is paused and resumes afterwards."
     return [*lines, *paragraph(about, width, "dim"), BLANK] if room >= 13 else lines
 
 
 def entries(state: TrialState, width: int) -> list[Entry]:
-    """The proposed changes, in two rows each."""
     return [Entry(change, _proposal(change, width)) for change in state.offered]
 
 
@@ -130,7 +123,6 @@ def problems(state: TrialState, width: int, room: int) -> list[Row]:
 
 
 def measuring(state: TrialState, width: int) -> list[Row]:
-    """The progress, and the ratio so far."""
     progress = state.progress or Progress("starting", 0.0, state.budget_s)
     stage = progress.doing
     if state.stopping:
@@ -147,13 +139,11 @@ def measuring(state: TrialState, width: int) -> list[Row]:
 
 
 def result(state: TrialState, width: int, height: int) -> list[Row]:
-    """The result with its interval and its figures."""
     trial = state.result
     if trial is None:
         return [rule("the trial failed", width, "bad"), *paragraph(state.problem, width)]
-    lines = [
-        rule(f"{trial_text(trial)}: {sets_text(trial.sets)}", width, VERDICTS.get(trial.verdict, "text"))
-    ]
+    style = VERDICTS.get(trial.verdict, "text")
+    lines = [rule(f"{trial_text(trial)}: {sets_text(trial.sets)}", width, style)]
     plot = interval_rows(trial.ratio, trial.low, trial.high, width, trial.verdict)
     if plot and height >= 16:
         lines += [BLANK, *plot, BLANK]
@@ -171,6 +161,8 @@ class TrialScreen(WidgetScreen):
     """Runs one trial at a time. `earlier` returns the trials of this run so far, newest last."""
 
     keys = TRIAL_KEYS
+    selects = "measure"
+    every_s = POLL_S
     body: RowList
 
     def __init__(
@@ -185,26 +177,18 @@ class TrialScreen(WidgetScreen):
             budget_s=BUDGETS_S[0],
         )  # fmt: skip
         self.field = TextField(placeholder=_HINT, max_length=_TYPED, classes="field", select_on_focus=False)
-        super().__init__(look, RowList(look, after=self.field, one_click=False))
+        self._label, self.page = Lines(look), Lines(look, scrolls=True)
+        body = RowList(look, after=self.field, one_click=False)
+        super().__init__(look, body, text=self.page, between=(self._label, self.field))
         self.view = view
-        self._label = Lines(look)
-        self.page = Lines(look, scrolls=True)
-        self.page.display = False
         self._trials = trials
         self._earlier = earlier
         self._job: TrialThread | None = None
         self._refusal = view.problem
 
-    def parts(self) -> tuple[Widget, ...]:
-        return self.top, self.body, self._label, self.field, self.page, self.below
-
-    def text(self) -> Lines:
-        return self.page
-
     def on_mount(self) -> None:
         if not self.view.offered:
             self.field.focus()
-        self.set_interval(POLL_S, self.poll)
 
     def on_descendant_focus(self) -> None:
         self.paint_if_current()  # other keys may work
@@ -215,13 +199,11 @@ class TrialScreen(WidgetScreen):
             self._job.stop()
 
     def show(self, **changes: Any) -> None:
-        """Change what is shown."""
         before, self.view = self.view, replace(self.view, **changes)
         if self.view != before:
             self.paint_if_current()
 
-    def poll(self) -> None:
-        """Show the progress or the result of the trial."""
+    def look_again(self) -> None:
         job = self._job
         if job is not None and not job.done:
             self.show(progress=job.progress)
@@ -239,9 +221,8 @@ class TrialScreen(WidgetScreen):
         self.swap(listed=choosing)
         self._label.display = self.field.display = choosing
         if not choosing:
-            self.page.show(
-                measuring(state, width) if state.stage == "measure" else result(state, width, height)
-            )
+            measures = state.stage == "measure"
+            self.page.show(measuring(state, width) if measures else result(state, width, height))
             return [], []
         proposed = entries(state, width)
         self.body.show(proposed)
@@ -277,24 +258,30 @@ class TrialScreen(WidgetScreen):
             return "write the diff"
         return key.word
 
-    def on_option_list_option_selected(self) -> None:
-        self._measure_selected()
-
     def on_input_submitted(self) -> None:
-        self._measure_typed()
+        self.action_measure()
 
     def action_measure(self) -> None:
         """Measure the change that has the focus."""
-        if self.field.has_focus:
-            self._measure_typed()
+        chosen = self.body.chosen
+        if not self.field.has_focus:
+            if chosen is not None:
+                self._measure(chosen.change.sets, chosen.finding.cause)
+            return
+        try:
+            sets = tuple(shlex.split(self.field.value))
+        except ValueError as error:
+            self.show(problem=f"cannot parse: {error}")
+            return
+        if sets:
+            self._measure(sets, None)
         else:
-            self._measure_selected()
+            self.show(problem="enter a change, e.g. loader.workers=2")
 
     def action_switch(self) -> None:
         (self.body if self.field.has_focus and self.view.offered else self.field).focus()
 
     def action_edit(self) -> None:
-        """Edit the selected change in the field."""
         self.field.value = shlex.join(self.body.chosen.change.sets)
         self.field.cursor_position = len(self.field.value)
         self.field.focus()
@@ -315,7 +302,6 @@ class TrialScreen(WidgetScreen):
             self.field.focus()
 
     def action_write(self) -> None:
-        """Write the change of the trial to a new file."""
         assert self.view.result is not None
         try:
             self.show(saved=str(self._trials.write(self.view.result)), problem="")
@@ -323,10 +309,8 @@ class TrialScreen(WidgetScreen):
             self.show(problem=str(error))
 
     def action_copy(self) -> None:
-        """Copy the change of the trial as a diff to the clipboard of the terminal."""
         try:
-            self.app.copy_to_clipboard(self._trials.diff(self.view.trying))
-            self.say("copied the diff")
+            self.copy(self._trials.diff(self.view.trying), "copied the diff")
         except UsageError as error:
             self.show(problem=str(error))
 
@@ -339,22 +323,6 @@ class TrialScreen(WidgetScreen):
             self.show(stopping=True)
 
     # Measuring.
-
-    def _measure_selected(self) -> None:
-        chosen = self.body.chosen
-        if chosen is not None:
-            self._measure(chosen.change.sets, chosen.finding.cause)
-
-    def _measure_typed(self) -> None:
-        try:
-            sets = tuple(shlex.split(self.field.value))
-        except ValueError as error:
-            self.show(problem=f"cannot parse: {error}")
-            return
-        if sets:
-            self._measure(sets, None)
-        else:
-            self.show(problem="enter a change, e.g. loader.workers=2")
 
     def _measure(self, sets: tuple[str, ...], cause: str | None) -> None:
         problem = self._trials.refusal() or self._trials.check(sets)

@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ndd_console.view.frame import Entry
-from ndd_console.view.interval import interval_rows, progress_rows
+from ndd_console.view.bars import interval_rows, progress_rows
 from ndd_console.view.keys import TUNING_KEYS, Key
-from ndd_console.view.rows import BLANK, aligned, paragraph, rule
+from ndd_console.view.rows import BLANK, Entry, aligned, paragraph, rule
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import RowList
-from ndd_console.words.trial import VERDICTS
-from ndd_console.words.tuning import COLUMNS, setting_texts
+from ndd_console.words.trial import COLUMNS, VERDICTS, setting_texts
 from ndd_engine.text import duration, foreign
 
 from .base import POLL_S, WidgetScreen
 
 if TYPE_CHECKING:
-    from ndd_console.jobs.tuning import TuningJob
+    from ndd_console.jobs.trials import TuningJob
     from ndd_engine.trial.tuning import TuningRow, TuningState
 
 # state: (symbol, style). A state is always shown as symbol, word and colour.
@@ -60,7 +58,6 @@ def current(state: TuningState) -> int:
 
 
 def result_rows(state: TuningState, width: int, height: int) -> list[Row]:
-    """What tuning has found, and its interval."""
     rows = paragraph(state.text, width, "good" if state.kept else "text")
     final = state.final
     if final is not None and height >= 16:
@@ -72,6 +69,8 @@ class TuningScreen(WidgetScreen):
     """Shows a sweep. `leave` is called when the user closes the screen after its end."""
 
     keys = TUNING_KEYS
+    selects = "open"
+    every_s = POLL_S
     body: RowList
 
     def __init__(
@@ -88,11 +87,7 @@ class TuningScreen(WidgetScreen):
         self._drawn: object = None
         self._current: int | None = None
 
-    def on_mount(self) -> None:
-        self.set_interval(POLL_S, self.poll)
-
-    def poll(self) -> None:
-        """Show the latest state."""
+    def look_again(self) -> None:
         source = self._source
         before, self._drawn = self._drawn, (source.state, source.problem, source.saved)
         if self._drawn != before:
@@ -133,9 +128,6 @@ class TuningScreen(WidgetScreen):
         if need == "setting":
             return self.body.chosen is not None
         return self._over and not self._source.problem and not self._source.saved
-
-    def on_option_list_option_selected(self) -> None:
-        self.action_use("open")
 
     def action_open(self) -> None:
         """Show what the table cuts or leaves out at this width."""

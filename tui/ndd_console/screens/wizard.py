@@ -6,15 +6,11 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partialmethod
 from typing import TYPE_CHECKING, Literal, get_args
 
-from textual.widget import Widget
-
 from ndd_console.jobs.wizard import Field, Preview, WizardJob
 from ndd_console.render.rows import block_rows
-from ndd_console.view.bars import progress_line
-from ndd_console.view.frame import Entry
+from ndd_console.view.bars import plot_rows, progress_line
 from ndd_console.view.keys import WIZARD_KEYS, Key
-from ndd_console.view.rows import BLANK, aligned, cells, ends, fit, paragraph, rule, shorten, wrap
-from ndd_console.view.scatter import plot_rows
+from ndd_console.view.rows import BLANK, Entry, aligned, cells, ends, fit, paragraph, rule, shorten, wrap
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList
 from ndd_console.words.blocks import Block
@@ -22,7 +18,7 @@ from ndd_console.words.wizard import COLUMNS, applicable, remark
 from ndd_engine.errors import NddError
 from ndd_engine.text import MISSING, duration, foreign, number, size
 
-from .base import WidgetScreen
+from .base import POLL_S, WidgetScreen
 
 if TYPE_CHECKING:
     from ndd_console.jobs.folder import StartRow
@@ -36,7 +32,6 @@ _BEFORE: dict[Page, Page] = {
 }  # fmt: skip
 _LISTS = ("workload", "goal", "trade-offs", "verify")  # pages whose body is a list; the others are text
 _NEXT = {"goal": "probe", "probing": "retry", "trade-offs": "file", "verify": "file"}
-_LOOK_S = 0.2
 _STOPPING = "stopping…"
 _PLOT = 10  # rows of the plot
 _CONTINUED = "    "  # before what follows of a long line
@@ -61,22 +56,18 @@ def trail(page: Page, width: int) -> Row:
 
 
 def machine_rows(machine: Sequence[Block] | None, width: int) -> list[Row]:
-    """The detected hardware."""
     if machine is None:
         return [(("detecting the hardware…", "dim"),)]
     return [rule("this machine", width), *block_rows(machine, width)]
 
 
 def workload_rows(workloads: Sequence[StartRow], width: int) -> list[Row]:
-    """The workloads with what they train."""
     about = (": ".join(filter(None, (row.title, row.text))) for row in workloads)
-    return aligned(
-        [[(row.name, "bold"), (text, "text")] for row, text in zip(workloads, about, strict=True)], width
-    )
+    pairs = zip(workloads, about, strict=True)
+    return aligned([[(row.name, "bold"), (text, "text")] for row, text in pairs], width)
 
 
 def field_rows(fields: Sequence[Field], width: int) -> list[Row]:
-    """The questions of the goal with their answers."""
     return aligned([[(field.name, "bold"), (field.value, "accent")] for field in fields], width)
 
 
@@ -106,9 +97,8 @@ def table_rows(
     grid: list[list[Span]] = [[("", "dim"), *heads, ("", "dim")]]
     for one in rows:
         style, note = ("text", "dim") if one.fits else ("bad", "bad")
-        lead = (
-            (MARKED, "good") if one.key in marked_keys else (BEST if one.key in best_keys else "", "accent")
-        )
+        lead = (BEST, "accent") if one.key in best_keys else ("", "accent")
+        lead = (MARKED, "good") if one.key in marked_keys else lead
         grid.append([lead, *((known.text(one), style) for known in columns), (remark(one), note)])
     places = {one.name: place for place, one in enumerate(columns, 1) if one is not sort}
     places["remark"] = len(columns) + 1
@@ -116,26 +106,16 @@ def table_rows(
 
 
 def about_rows(one: Proposal, width: int) -> list[Row]:
-    """Details of the selected proposal."""
-    memory = "present configuration: " if one.present else ""
-    memory += f"predicted peak {size(one.memory_bytes)} of {size(one.free_bytes)}"
-    if one.missing_bytes:
-        memory += f": does not fit, over the limit by {size(one.missing_bytes)}"
-    elif one.doubt:
-        memory += f" (low confidence: {one.doubt}; measure it with v)"
     most = "at most " if one.lower_bound else ""
-    text = f"{memory}; {most}{number(one.items_per_s)} items/s, {most}{number(one.tokens_per_s)} tokens/s"
+    rates = f"{most}{number(one.items_per_s)} items/s, {most}{number(one.tokens_per_s)} tokens/s"
+    text = f"predicted peak {size(one.memory_bytes)} of {size(one.free_bytes)}; {rates}"
     text += f"; {number(one.parameters)} parameters"
     if one.lower_bound:
         text += "; times are lower bounds from the GPU's peak FLOP/s"
-    if one.placement == "device":
-        text += "; data on the GPU"
-    cost = f"disadvantages: {one.cost}" if one.cost else ""
-    return [*paragraph(text, width, "dim"), *paragraph(cost, width, "warn")]
+    return [*paragraph(text, width, "dim"), *paragraph(remark(one, details=True), width, "warn")]
 
 
 def progress_rows(stage: str, share: float, left_s: float | None, width: int) -> list[Row]:
-    """The stage of the work, and its progress."""
     text = f"{share * 100:.0f} %" + (f", {duration(left_s)} left" if left_s is not None else "")
     return [((shorten(foreign(stage), width), "accent"),), progress_line(share, text, width)]
 
@@ -189,7 +169,6 @@ def advice_rows(verified: Sequence[Proposal], advice: str, style: str, width: in
 
 
 def file_rows(lines: Sequence[str], diff: bool, width: int) -> list[Row]:
-    """The file, or its changes."""
     rows: list[Row] = []
     for line in lines:
         indent = line[: len(line) - len(line.lstrip(" "))]
@@ -209,13 +188,15 @@ class WizardScreen(WidgetScreen):
     """leave: called with a file to train, or "" to close. can_train: whether training on this machine is possible."""
 
     keys = WIZARD_KEYS
+    selects = "next"
+    every_s = POLL_S
     body: RowList
 
     def __init__(
         self, look: Look, source: WizardJob, leave: Callable[[str], None], *, can_train: bool = True
     ) -> None:
-        super().__init__(look, RowList(look, one_click=False))
         self.lines = Lines(look, scrolls=True)
+        super().__init__(look, RowList(look, one_click=False), text=self.lines)
         self.source = source
         self._leave = leave
         self._can_train = can_train
@@ -230,17 +211,7 @@ class WizardScreen(WidgetScreen):
         self._show_diff = False
         self._saved = ""  # where the file was written
 
-    def parts(self) -> tuple[Widget, ...]:
-        return self.top, self.body, self.lines, self.below
-
-    def text(self) -> Lines:
-        return self.lines
-
-    def on_mount(self) -> None:
-        self.set_interval(_LOOK_S, self.look_again)
-
     def look_again(self) -> None:
-        """Show the current results of the work."""
         source = self.source
         # Marked proposals may have been measured since.
         rows = {one.key: one for one in source.rows}
@@ -303,16 +274,14 @@ class WizardScreen(WidgetScreen):
                 style = "warn" if source.recommended is None else "good"
                 below = advice_rows(source.verified, source.advice, style, width)
             case "file":
-                kind = (
-                    "changes to" if self._show_diff else "complete file" if self._file.there else "new file"
-                )
+                kind = "complete file" if self._file.there else "new file"
+                kind = "changes to" if self._show_diff else kind
                 top.append(rule(f"{kind} {foreign(self._file.path)}", width))
                 shown = self._file.diff if self._show_diff else self._file.text
                 self.lines.show(file_rows(shown, self._show_diff, width))
         return top, below
 
     def _probing(self, width: int, room: int) -> list[Row]:
-        """The progress, and the best proposals so far."""
         source = self.source
         rows = [rule("probing", width)]
         if source.working():
@@ -326,14 +295,12 @@ class WizardScreen(WidgetScreen):
         return rows
 
     def _verify_heading(self, width: int) -> list[Row]:
-        """The title, and the progress."""
         source = self.source
         if source.working():
             title = rule("predicted and measured", width)
             return [title, *progress_rows(source.stage, *source.progress(), width), BLANK]
-        return [
-            rule("predicted and measured" + ", best for the goal first" * bool(source.recommended), width)
-        ]
+        order = ", best for the goal first" if source.recommended else ""
+        return [rule(f"predicted and measured{order}", width)]
 
     # Keys.
 
@@ -364,9 +331,6 @@ class WizardScreen(WidgetScreen):
                 return "complete file" if self._show_diff else "changes"
         return key.word
 
-    def on_option_list_option_selected(self) -> None:
-        self.action_use("next")
-
     def action_close(self) -> None:
         self.source.stop()
         self._leave("")
@@ -382,7 +346,6 @@ class WizardScreen(WidgetScreen):
             self._turn(_BEFORE[self.page])
 
     def action_next(self) -> None:
-        """What enter does on this page."""
         source = self.source
         match self.page:
             case "machine":
@@ -400,14 +363,12 @@ class WizardScreen(WidgetScreen):
                 self._open_file(self.body.chosen)
 
     def _turn_unless(self, trouble: str, page: Page) -> None:
-        """Show this page, or what is wrong."""
         if trouble:
             self.say(trouble, "bad")
         else:
             self._turn(page)
 
     def _change(self, by: int) -> None:
-        """Change the selected answer."""
         self.say(self.source.change(self.body.highlighted or 0, by), "bad")
 
     action_more = partialmethod(_change, 1)
@@ -434,7 +395,6 @@ class WizardScreen(WidgetScreen):
         self.say("")
 
     def action_measure(self) -> None:
-        """Measure the marked proposals."""
         self.source.verify(self.marked)
         self._turn("verify")
 
@@ -462,17 +422,12 @@ class WizardScreen(WidgetScreen):
         self._show_diff = not self._show_diff
         self.paint()
 
-    def action_write(self) -> None:
-        """Write the file. If it was changed meanwhile, show the new diff, and write when asked again."""
-        self._write()
-
     def action_train(self) -> None:
-        """Write the file, and train it."""
-        if self._write():
+        if self.action_write():
             self._leave(self._saved)
 
-    def _write(self) -> bool:
-        """Write the file once. Returns whether it is written."""
+    def action_write(self) -> bool:
+        """Write the file once. Returns whether it is written: one that was changed meanwhile is shown first."""
         assert self._proposal is not None
         try:
             if not self._saved and self.source.changed():

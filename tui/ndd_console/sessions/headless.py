@@ -1,4 +1,4 @@
-"""A run without a screen: text on standard error, events on standard output; a script's own output goes through."""
+"""A run without a screen, also as one of several ranks; a script whose own output goes through."""
 
 from __future__ import annotations
 
@@ -10,29 +10,31 @@ import sys
 import termios
 import threading
 import time
+import traceback
 import tty
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn, TypeVar
 
 import click
 
 from ndd_console.output.run_log import Output, RunLog
-from ndd_console.process.launcher import restart, restart_text
+from ndd_console.process.terminal import restart, restart_text
 from ndd_console.words.finding import urgent_line
-from ndd_console.words.run import summary
-from ndd_engine.errors import EXIT_INTERRUPTED
+from ndd_console.words.run import STOPPING, summary
+from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, NddError
 from ndd_engine.record.events import Event
 from ndd_engine.record.file import Listener
 from ndd_engine.run import Run, StopNow
 from ndd_engine.script.script_run import Script, ScriptRequest
 from ndd_engine.text import printable
+from ndd_engine.train.parallel.rank_place import ENV_STOPPED, OtherRankError, RankPlace, own_launcher
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.started_ranks import StartedRanks
 from ndd_engine.train.training_run import TrainingRun
 
-STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
 # Seconds within which several SIGTERMs count as one.
 SAME_TERM_S = 1.0
 
@@ -99,10 +101,8 @@ def trained(
     words = Output(None if quiet else sys.stderr, "error")
     data = Output(None if quiet else sys.stdout, "output")
 
-    def as_line(t: float, event: Event) -> None:
-        data.data(event.to_json(t))
-
-    run_log = RunLog(opened, config.log.headless_s, words, as_line if as_json else None, logged)
+    tap = (lambda t, event: data.data(event.to_json(t))) if as_json else None
+    run_log = RunLog(opened, config.log.headless_s, words, tap, logged)
     run = run_log.run
     signals.obey(run, run_log.say, config.console.on_hangup == "continue")
     before = sys.stdout, sys.stderr
@@ -125,7 +125,6 @@ def trained(
 
 
 def status_of(run: Run) -> int:
-    """The exit status of a run that has ended."""
     assert run.end is not None
     return run.end.exit_status
 
@@ -163,7 +162,6 @@ def typing_into(script: Script) -> Iterator[None]:
 
 
 def reason_of(number: int) -> tuple[str, str]:
-    """Reason and status of a run that a signal ends."""
     if number == signal.SIGTERM:
         return "terminated (SIGTERM)", "terminated"
     return "interrupted (Ctrl-C)", "interrupted"
@@ -241,3 +239,60 @@ class Signals:
             self._stop(signal.SIGTERM, frame)
         elif self._run is not None:
             self._say("lost the terminal (SIGHUP); the run continues")
+
+
+T = TypeVar("T")
+
+
+def rank_command(*words: str) -> list[str]:
+    """What each rank runs: these words of a command line, or this one again."""
+    return [sys.executable, "-m", "ndd_console", *(words or sys.argv[1:])]
+
+
+def _while_listening(work: Callable[[], T]) -> T:
+    """What `work` returns or raises, in a thread: torch waits for a store without listening to signals."""
+    result = ThreadPoolExecutor(1, "ndd-meeting").submit(work)
+    while not result.done():
+        time.sleep(0.05)
+    return result.result()
+
+
+def run_rank(make: Callable[[], RunRequest | None], here: RankPlace, as_json: bool) -> NoReturn:
+    """Train as a rank and end the process. make: the request; only rank 0 reports what is wrong with it."""
+    if ENV_STOPPED in os.environ:
+        os._exit(EXIT_DONE)
+    from ndd_engine.train.rank_run import leave, met, open_rank, refused
+
+    training = None
+    status, broken = EXIT_FAILED, False
+    try:
+        signals = Signals()
+        # It may wait for a rank that does not start, or that failed: the launcher then sends SIGTERM to the others.
+        signals.impatient = True
+        training = _while_listening(partial(met, make, here))
+        signals.impatient = False
+        if training is None:
+            leave(None, EXIT_DONE)
+        opened, quiet = partial(open_rank, training), own_launcher() is not None
+        if here.first:
+            # The console that started the ranks prints what rank 0 records.
+            run = trained(opened, training.request, as_json, training=training, signals=signals, quiet=quiet)
+        else:
+            run = opened()
+            signals.obey(run, lambda _: None, survive_hangup=True)
+            run.execute()
+            run.close()
+        status = status_of(run)
+    except OtherRankError as error:
+        status = error.exit_status
+    except NddError as error:
+        status, broken = error.exit_status, not here.first
+        if here.first:
+            refused(error)
+        with contextlib.suppress(OSError):
+            for line in str(error).splitlines() or ["failed"]:
+                print(f"ndd-console: {printable(line)}", file=sys.stderr, flush=True)  # noqa: T201
+    except BaseException:  # noqa: BLE001  the interpreter would wait for torch's threads at its end
+        traceback.print_exc()
+        broken = True
+    leave(training, status, broken)

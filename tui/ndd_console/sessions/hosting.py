@@ -12,24 +12,23 @@ from types import FrameType
 import click
 
 from ndd_console.app import ScreenApp
-from ndd_console.process.launcher import Leash
-from ndd_console.process.terminal import Captured, hangup_watch
+from ndd_console.process.terminal import Leash, LostTerminal, captured, hangup_watch
 from ndd_console.process.thread import ThreadJob
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED
 from ndd_engine.text import printable
 
 
 @contextmanager
-def captured_for(app: ScreenApp, log: Path, leash: Leash) -> Iterator[Captured]:
+def captured_for(app: ScreenApp, log: Path, leash: Leash) -> Iterator[LostTerminal]:
     """Redirect all output to the log. Textual discards prints while it runs; they belong into the log as well."""
-    with Captured(log) as captured:
-        app.capture(captured.stream)
+    with captured(log) as (terminal, stream):
+        app.capture(stream)
         leash.screen(True)
         with hangup_watch(0, app.hang_up):
-            yield captured
+            yield terminal
         leash.screen(False)
         for text in app.failures:
-            captured.stream.write(text)
+            stream.write(text)
 
 
 def report_failure(app: ScreenApp, log: Path | None = None) -> int:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from types import FrameType
 
@@ -20,11 +21,18 @@ from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.run_sources import AttachedSource, EngineSource, HomeFolder, RunSource
 from ndd_console.jobs.wizard import WizardJob, live_run_notes
 from ndd_console.output.run_log import Output, RunLog
-from ndd_console.process.launcher import Leash, restart, restart_text, supervised
-from ndd_console.process.terminal import Captured, capabilities, redirect, silence
+from ndd_console.process.terminal import (
+    Leash,
+    capabilities,
+    redirect,
+    restart,
+    restart_text,
+    silence,
+    supervised,
+)
 from ndd_console.sessions.hosting import captured_for, report_failure
 from ndd_console.words.run import summary
-from ndd_engine.config import Draft, read
+from ndd_engine.config import read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir, find_run, runs_root
@@ -35,8 +43,7 @@ from ndd_engine.train.started_ranks import StartedRanks
 from ndd_engine.train.training_run import TrainingRun
 from ndd_engine.wizard.proposals import BUDGET_S, Answers
 
-from .headless import pass_signals_on, reason_of
-from .ranks import rank_command
+from .headless import pass_signals_on, rank_command, reason_of
 
 # Time limit of an immediate stop, after which the process is terminated. Several ranks are killed before that, first by
 # their launcher, and then with it.
@@ -67,22 +74,6 @@ def watch(directory: RunDir, ascii_only: bool) -> int:
     return supervised(lambda leash: Console(leash, root, ascii_only).show(AttachedSource(directory)))
 
 
-def draft_of(row: StartRow) -> Draft:
-    """The configuration of an entry of the home screen. Raises ConfigError."""
-    sets = _sets(row)
-    return read(Path(row.name), sets) if row.kind == "file" else read(None, sets, row.name)
-
-
-def words_of(row: StartRow) -> list[str]:
-    """The arguments of `train` for an entry of the home screen."""
-    what = [row.name] if row.kind == "file" else ["--workload", row.name]
-    return [*what, *(word for one in _sets(row) for word in ("--set", one))]
-
-
-def _sets(row: StartRow) -> tuple[str, ...]:
-    return () if row.epochs is None else (f"run.epochs={row.epochs}",)
-
-
 class Console:
     """One session of the screen, with at most one run of this process."""
 
@@ -96,7 +87,7 @@ class Console:
         self.refresh_hz = 4.0
         self.on_hangup = "continue"
         self._app: ConsoleApp | None = None
-        self._captured: Captured | None = None
+        self._shown = False  # whether a screen is
         self._run_log: RunLog | None = None
         self._terms = 0
         self._last_term = -_TWICE_S
@@ -107,7 +98,6 @@ class Console:
         return self.show(self._open(request, command))
 
     def observe(self, request: ScriptRequest) -> int:
-        """Start the script and show it."""
         self.run = run = Run.open(Script(request))
         self.engine = threading.Thread(target=run.execute, name="ndd-script")
         return self.show(EngineSource(run))
@@ -126,7 +116,7 @@ class Console:
         self.run = run
         self.refresh_hz, self.on_hangup = config.console.refresh_hz, config.console.on_hangup
         self.leash.tell(run.directory.name)
-        if self._captured is not None:
+        if self._shown:
             redirect(run.directory.console_log)
         self.engine = threading.Thread(target=self._execute, args=(run,), name="ndd-engine")
         return EngineSource(run)
@@ -142,11 +132,14 @@ class Console:
         training = self._training
         return training.goes_on if training is not None and training.restarts else ()
 
-    def _start(self, draft: Draft, *words: str) -> RunSource:
-        """words: the arguments of `train` for this configuration."""
-        source = self._open(
-            RunRequest(draft, self.root), rank_command("--runs", str(self.root), "train", *words)
-        )
+    def _start(self, row: StartRow) -> RunSource:
+        """Train an entry of the home screen. Raises ConfigError."""
+        sets = () if row.epochs is None else (f"run.epochs={row.epochs}",)
+        file = row.kind == "file"
+        draft = read(Path(row.name), sets) if file else read(None, sets, row.name)
+        words = ([] if file else ["--workload"], [row.name], *(["--set", one] for one in sets))
+        command = rank_command("--runs", str(self.root), "train", *chain(*words))
+        source = self._open(RunRequest(draft, self.root), command)
         self._begin()
         return source
 
@@ -182,25 +175,25 @@ class Console:
             home_source,
             look=self.can,
             refresh_hz=self.refresh_hz,
-            start=lambda row: self._start(draft_of(row), *words_of(row)),
+            start=self._start,
             attach=lambda name: AttachedSource(find_run(self.root, name)),
-            start_file=lambda path: self._start(read(Path(path)), path),
+            start_file=lambda path: self._start(StartRow(path, "", "", kind="file")),
             wizard=self._wizard,
             on_first_paint=self._first_paint,
         )
         log = self.run.directory.console_log if self.run is not None else Path(os.devnull)
-        with captured_for(app, log, self.leash) as captured:
-            self._captured = captured
+        with captured_for(app, log, self.leash) as terminal:
+            self._shown = True
             self._handle_signals(app)
             result = app.run()
             if app.source is not None:
                 app.source.close()  # a running trial keeps the run paused
             if app.wizard is not None:
                 app.wizard.stop()
-        self._captured = None
+        self._shown = False
         # An error of the screen does not stop training.
         failed = report_failure(app, self.run.directory.console_log if self.run is not None else None)
-        return self._leave("hangup" if captured.terminal.lost else result) or failed
+        return self._leave("hangup" if terminal.lost else result) or failed
 
     def _handle_signals(self, app: ConsoleApp) -> None:
         def stop(number: int, _frame: FrameType | None) -> None:
@@ -228,11 +221,8 @@ class Console:
 
     @property
     def _patience_s(self) -> float:
-        return (
-            RANKS_KILL_PATIENCE_S
-            if self.run is not None and isinstance(self.run.executor, StartedRanks)
-            else KILL_PATIENCE_S
-        )
+        several = self.run is not None and isinstance(self.run.executor, StartedRanks)
+        return RANKS_KILL_PATIENCE_S if several else KILL_PATIENCE_S
 
     def _leave(self, result: str | None) -> int:
         run = self.run

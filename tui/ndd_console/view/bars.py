@@ -1,15 +1,22 @@
-"""Bars, sparklines and line graphs drawn with characters."""
+"""Bars, sparklines, graphs and plots drawn with characters."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
-from ndd_engine.text import finite
+from ndd_console.words.trial import VERDICTS, measured
+from ndd_engine.text import MISSING, finite, foreign, number, size
+from ndd_engine.trial.estimates import judged
+from ndd_engine.trial.outcome import Progress
 
-from .rows import cells
+from .rows import BLANK, cells, ends, fit, paragraph, shorten
 from .style import Row
+
+if TYPE_CHECKING:
+    from ndd_engine.wizard.proposals import Proposal
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -62,7 +69,6 @@ def stacked_bar(parts: Sequence[tuple[float, str, str]], width: int) -> Row:
 
 
 def finite_values(points: Points) -> list[float]:
-    """The finite values of the points."""
     return [value for _, value in points if math.isfinite(value)]
 
 
@@ -118,3 +124,119 @@ def graph(values: Sequence[float], width: int, height: int) -> list[str]:
             grid[dot // 4][column // 2] |= _DOTS[column % 2][dot % 4]
         last = y
     return ["".join(chr(_BRAILLE + cell) if cell else " " for cell in line) for line in grid]
+
+
+_LOW, _HIGH = 0.8, 1.4  # the scale covers at least this range
+_PLOT = 60  # maximum width of a plot
+_TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 8.0, 10.0, 20.0, 50.0, 100.0)
+
+
+def interval_rows(
+    ratio: float | None, low: float | None, high: float | None, width: int, verdict: str = ""
+) -> list[Row]:
+    """Two rows: the scale, and the interval as ├──●──┤ with ┼ at 1, in the style of the verdict.
+
+    Empty without an interval or enough room. verdict: of a trial that has ended.
+    """
+    width = min(width, _PLOT)
+    if ratio is None or low is None or high is None or width < 20:
+        return []
+    if not 0 < low <= high < math.inf or not 0 < ratio < math.inf:
+        return []
+    left, right = min(_LOW, low / 1.05), max(_HIGH, high * 1.05)
+    span = math.log(right / left)
+
+    def cell(value: float) -> int:
+        return round(math.log(value / left) / span * (width - 1))
+
+    marks = [" "] * width
+    # The label of 1 is placed first, so that it is never left out.
+    for tick in sorted((t for t in _TICKS if left <= t <= right), key=lambda t: t != 1.0):
+        text = f"{tick:g}"
+        start = min(max(cell(tick) - len(text) // 2, 0), width - len(text))
+        near = marks[max(start - 2, 0) : start + len(text) + 2]
+        if all(char == " " for char in near):
+            marks[start : start + len(text)] = text
+    line = ["─"] * width
+    line[cell(1.0)] = "┼"
+    a, b = cell(low), cell(high)
+    body = ["━"] * (b - a + 1)
+    body[0], body[-1] = "├", "┤"
+    body[min(max(cell(ratio), a), b) - a] = "●"
+    style = VERDICTS.get(verdict or judged(ratio, low, high), "text")
+    before, inside, after = "".join(line[:a]), "".join(body), "".join(line[b + 1 :])
+    return [(("".join(marks), "dim"),), ((before, "dim"), (inside, style), (after, "dim"))]
+
+
+def progress_rows(progress: Progress, stage: str, width: int, *, plot: bool = True) -> list[Row]:
+    """What is measured, how much of the budget is spent, and the ratio so far. stage: what is said of it."""
+    parts = measured(progress)
+    lead = f"{foreign(stage)}…"
+    rows = paragraph(lead, width, "accent")
+    if cells(lead) + cells(parts.blocks) < width:
+        rows = [ends(rows[0], ((parts.blocks, "dim"),), width)]
+    share = progress.spent_s / progress.budget_s if progress.budget_s else 0.0
+    doing = f"{foreign(parts.doing)}, {parts.time}"
+    fits = parts.doing != stage and cells(doing) < width * 2 // 3
+    rows.append(progress_line(share, doing if fits else parts.time, width))
+    if not plot:
+        return rows
+    # Two rows are reserved, so that what is below does not move when the interval appears.
+    label = parts.ratio or f"{MISSING}: no ratio yet"
+    scale = interval_rows(progress.ratio, progress.low, progress.high, width - cells(label) - 2)
+    rows += [scale[0], (*scale[1], ("  " + label, "text"))] if scale else [BLANK, ((label, "dim"),)]
+    return rows
+
+
+_LEFT = 9  # cells of the labels
+
+
+def plot_rows(
+    rows: Sequence[Proposal], best: Sequence[Proposal], chosen: Proposal | None, width: int, height: int
+) -> list[Row]:
+    """Items per second over memory: ● Pareto front, · others, ✖ does not fit, ▲ selected.
+
+    Speeds that would share one row get only that row, and memory that reads the same one column. If both hold, a
+    sentence takes the place of the plot. [] if there is nothing to compare, or no room.
+    """
+    points = [one for one in rows if one.memory_bytes is not None and one.items_per_s]
+    inner = width - _LEFT
+    if len(points) < 2 or inner < 10 or height < 4:
+        return []
+    sizes = [one.memory_bytes or 0 for one in points]
+    speeds = [one.items_per_s or 0.0 for one in points]
+    least, most, slowest, fastest = min(sizes), max(sizes), min(speeds), max(speeds)
+    least_speed, speed = number(slowest), number(fastest)
+    speed = speed if least_speed == speed else f"{least_speed} to {speed}"
+    level = int((1 - slowest / fastest) * (height - 2)) == 0
+    alike = size(least) == size(most)
+    if level and alike:
+        text = f"all {len(points):,} need {size(most)} and process {speed} items/s: nothing to plot"
+        return [((shorten(text, width), "dim"),)]
+    height = 2 if level else height
+    # The axis starts at 0 unless the values are so close that their differences would be hidden.
+    least = least if most < 2 * least else 0
+    grid = [[(" ", "text")] * inner for _ in range(height - 1)]
+
+    def column_of(memory: int) -> int:
+        return inner // 2 if alike else int((memory - least) / max(most - least, 1) * (inner - 1))
+
+    free = points[0].free_bytes
+    if least <= free <= most and not alike:
+        for line in grid:
+            line[column_of(free)] = ("│", "warn")
+    marks = [(one, "✖", "bad") if not one.fits else (one, "·", "dim") for one in points]
+    marks += [(one, "●", "good") for one in points if one in best]
+    marks += [(one, "▲", "accent") for one in points if one is chosen]
+    for one, mark, style in marks:
+        y = int((1 - (one.items_per_s or 0.0) / fastest) * (height - 2))
+        grid[y][column_of(one.memory_bytes or 0)] = (mark, style)
+    unit = [] if level else ["items/s"]
+    labels = [number(fastest), *unit, *[""] * (height - 3 - len(unit)), "0"][: height - 1]
+    lines = zip(labels, grid, strict=True)
+    out: list[Row] = [((label.rjust(_LEFT - 2) + " ┤", "dim"), *line) for label, line in lines]
+    first, last = size(least) if least else "0", size(most)
+    title = f"memory, at {speed} items/s" if level else "memory"
+    axis = f"{first}{title.center(max(inner - cells(first) - cells(last), cells(title) + 2))}{last}"
+    axis = f"all need {size(most)}".center(inner) if alike else axis
+    return [fit(row, width) for row in (*out, ((" " * _LEFT, "dim"), (shorten(axis, inner), "dim")))]

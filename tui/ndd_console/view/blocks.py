@@ -1,29 +1,135 @@
-"""The upper blocks of the live screen: header, progress, phases, idle time and memory."""
+"""The upper blocks of the live screen: header, progress, phases, idle time, ranks, memory and the machine."""
 
 from __future__ import annotations
 
-from ndd_console.words.figures import percent
-from ndd_console.words.ranks import ranks_words
-from ndd_console.words.step import epoch_of, fits_text, micro_steps, on_gpu, setting, steps_rate, time_left
-from ndd_engine.record.event import EXCHANGE, SKEW
+from typing import Any
+
+from ndd_console.words.blocks import percent
+from ndd_console.words.run import (
+    epoch_of,
+    epoch_text,
+    fits_text,
+    is_script,
+    micro_steps,
+    model_text,
+    on_gpu,
+    rank_rows,
+    ranks_words,
+    setting,
+    steps_rate,
+    steps_text,
+    time_left,
+    versions_text,
+)
+from ndd_engine.record.event import ASIDES, EXCHANGE, SKEW, Ranks
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.figures import LOWER_BOUND, PRESS_K, place_in_step
 from ndd_engine.record.snapshot import PhaseShare, Snapshot
-from ndd_engine.text import MISSING, counted, duration, foreign, number, size
+from ndd_engine.text import MISSING, counted, duration, finite, foreign, number, plural, size
 
-from .bars import bar, progress_bar, stacked_bar
-from .ranks import longest_text
-from .rows import cells, ends, fit, paragraph, rule, shorten, width_of
-from .style import Row, status_span
+from .bars import bar, levels, progress_bar, stacked_bar
+from .rows import cells, ends, fields, fit, paragraph, rule, shorten, width_of
+from .style import Row, Span, status_span
+
+# With more ranks the screen shows a heat map.
+_MOST_BARS = 8
+_LEAST_BAR = 4
+_OWN = 8  # width of the own time
+# The characters of the levels of a heat map, each 2 % of the time of a step without waiting.
+SHADES = "·░░▒▒▓▓███"
+_MARKED = 2  # from this level on in the colour of a warning
+_LEGEND = "░ 2 %  ▒ 6 %  ▓ 10 %  █ 14 % longer"
+
+
+def panel(ranks: Ranks, width: int, count: int) -> list[Row]:
+    """At most `count` rows: a bar for each of a few ranks, a heat map of more."""
+    if count < 2:
+        return []
+    newest = ranks.newest
+    if newest.world <= _MOST_BARS and len(newest.rows_us) < count:
+        return _bars(ranks, width)[:count]
+    return heat_map(ranks, width, count)
+
+
+def _bars(ranks: Ranks, width: int) -> list[Row]:
+    """Work and then waiting of each rank, with its own time in milliseconds."""
+    newest, late = ranks.newest, ranks.late or {}
+    by_rank = sorted(rank_rows(newest).items())
+    digits = max((len(str(rank)) for rank, _ in by_rank), default=1)
+    whole = max((row.get("own", 0.0) + row.get("wait", 0.0) for _, row in by_rank), default=0.0) or 1.0
+    extra = 7 if late else 0
+    room = width - digits - 1 - _OWN - extra
+    out: list[Row] = [rule("ranks: work, then waiting" if width >= 31 else "ranks: work, waiting", width)]
+    for rank, row in by_rank:
+        own = max(row.get("own", 0.0), 0.0)
+        behind = late.get("rank") == rank
+        style = "warn" if behind else "compute"
+        work = bar(own / whole, max(room, 0)).rstrip()
+        line: Row = ((work, style), ("░" * (room - len(work)), "dim")) if room >= _LEAST_BAR else ()
+        more = f"+{late['late_ns'] * 1e-6:.1f}" if behind else ""
+        time = f"{own / 1e3:.1f}" if own < 1e7 else f"{own / 1e3:,.0f}"
+        figures = (time.rjust(_OWN), "text"), (more.rjust(extra), "warn")
+        out.append(((f"{rank:>{digits}} ", "text"), *line, *figures))
+    return out
+
+
+def heat_map(ranks: Ranks, width: int, count: int) -> list[Row]:
+    """By how much the ranks work longer than the median, a cell for each rank, host or group of ranks."""
+    newest = ranks.newest
+    levels = [SHADES[int(char)] if char in "0123456789" else "?" for char in newest.cells]
+    size = max(newest.cell_ranks, 1)
+    room = max(count - 2, 1)
+    digits = len(str(max(newest.first_rank + newest.world - 1, 0)))
+    wide = max(width - digits - 1, 1)
+    by_host = newest.hosts > 1 and newest.world % newest.hosts == 0
+    here = newest.world // newest.hosts if by_host else 0
+    if size == 1 and by_host and newest.hosts <= room and here <= wide:
+        across = here
+    else:
+        while len(levels) > wide * room:  # the darkest of neighbours
+            levels = [max(levels[index : index + 2], key=SHADES.find) for index in range(0, len(levels), 2)]
+            size *= 2
+        least = -(-len(levels) // room) if levels else 1
+        fitting = (many for many in (8, 16, 32, 64, 128) if least <= many <= wide)
+        across = next(fitting, max(min(least, wide), 1))
+    double = 2 * across <= wide
+    whole = counted(newest.world, "rank")
+    whats = ["a cell each"] if size == 1 else []
+    whats += [f"a cell a host of {size}", "a cell a host"] if size == here > 1 else []
+    titles = [f"{whole}, {what}" for what in (*whats, f"{size} a cell")]
+    out: list[Row] = [rule(next((title for title in titles if cells(title) + 4 <= width), whole), width)]
+    for begin in range(0, len(levels), across):
+        row: list[tuple[str, str]] = [(f"{newest.first_rank + begin * size:>{digits}} ", "dim")]
+        for char in levels[begin : begin + across]:
+            style = "warn" if SHADES.find(char) >= _MARKED or char in "▒▓█" else "dim"
+            text = char * (2 if double else 1)
+            if row[-1][1] == style and len(row) > 1:
+                row[-1] = (row[-1][0] + text, style)
+            else:
+                row.append((text, style))
+        out.append(tuple(row))
+    least_us, middle, _, most, rank = newest.columns_us.get("own", (0.0, 0.0, 0.0, 0.0, 0))
+    spread = f"work {least_us / 1e3:.1f} to {most / 1e3:.1f} ms (r{rank})"
+    out.append(((shorten(spread, width), "text"),))
+    legend = _LEGEND if cells(_LEGEND) <= width else f"median {middle / 1e3:.1f} ms"
+    return [*out, ((shorten(legend, width), "dim"),)][:count]
+
+
+def longest_text(ranks: Ranks, name: str, mean_ns: float, width: int, decimals: int) -> str:
+    """The longest of a phase over the ranks and whose it is, "63.2 r5"; blank if it is about the mean, or varies."""
+    most, rank = ranks.longest.get(name, (0.0, None))
+    if rank is None or finite(most) is None:
+        return " " * width
+    if most < 1.05 * mean_ns or most - mean_ns < 0.005 * ranks.step_ns:
+        return " " * width
+    return f"{most * 1e-6:.{decimals}f} r{rank}".rjust(width)
+
 
 _WAIT = frozenset({"data_wait", SKEW})
-_OVERHEAD = frozenset({"to_device", EXCHANGE, "log", "evaluate", "checkpoint", "other"})
-# Not part of a step; shown below it, marked with "+".
-_ASIDE = frozenset({"evaluate", "checkpoint"})
+_OVERHEAD = frozenset({"to_device", EXCHANGE, "log", "other", *ASIDES})
 _NAME_WIDTH = 11
 _FIGURE = 8  # width of a column of milliseconds
 _SHARE = 7
-_LEAST_BAR = 4
 _GROWN = 2.0  # from which ratio to its mean over the run a phase has grown
 
 
@@ -32,9 +138,8 @@ def header(snapshot: Snapshot, name: str, status: str, width: int) -> Row:
     run = snapshot.run
     state: Row = (status_span(status),)
     row: Row = ((shorten(foreign(name), max(width - width_of(state) - 1, 4)), "bold"),)
-    for text in (
-        () if run is None else (ranks_words(snapshot), device_name(snapshot, run, width), precision(run))
-    ):
+    about = () if run is None else (ranks_words(snapshot), device_name(snapshot, run, width), precision(run))
+    for text in about:
         if text and width_of(row) + cells(text) + 3 <= width - width_of(state) - 2:
             row = (*row, ("   " + text, "text"))
     return ends(row, state, width)
@@ -73,13 +178,10 @@ def progress(snapshot: Snapshot, width: int, waited_s: float | None) -> Row:
     total = f"{run.total_steps:,}" if run.total_steps else MISSING
     left = time_left(snapshot)
     took = f"took {duration(snapshot.elapsed_s)}" if snapshot.final else f"{left:>13}" if left else ""
+    whole = f" of {total}" if width >= 90 and run.total_steps else ""
     pieces = [  # (rank, text): the highest rank is dropped first
         (0, f"{percent(share) if run.total_steps else MISSING:>5}"),
-        (
-            1,
-            f"step {snapshot.step:>{len(total)},}"
-            + (f" of {total}" if width >= 90 and run.total_steps else ""),
-        ),
+        (1, f"step {snapshot.step:>{len(total)},}{whole}"),
         (3, f"{steps_rate(snapshot):>12}"),
         *([(2, took)] if took else []),
     ]
@@ -153,8 +255,8 @@ class StepTable:
         top = [phase for phase in self.phases if "/" not in phase.name]
         if not top:
             return [(("no steps measured yet", "dim"),)] if count > 0 else []
-        aside = [phase for phase in top if phase.name in _ASIDE]
-        took = [phase for phase in top if phase.name not in (*_ASIDE, "other")]
+        aside = [phase for phase in top if phase.name in ASIDES]
+        took = [phase for phase in top if phase.name not in (*ASIDES, "other")]
         other = [phase for phase in top if phase.name == "other"]
         if count < 3 + len(aside):
             aside = []
@@ -199,9 +301,7 @@ class StepTable:
     def _adding_up(self, parts: list[PhaseShare]) -> dict[str, str]:
         """name -> milliseconds, rounded such that they add up to the heading; {} if they do not add up unrounded."""
         step_ns, unit = self.snapshot.step_ns or 0.0, 10.0 ** (6 - self.decimals)
-        if (
-            not abs(sum(phase.host_ns for phase in parts) - step_ns) <= unit / 2
-        ):  # also for NaN, of a damaged record
+        if not abs(sum(phase.host_ns for phase in parts) - step_ns) <= unit / 2:  # NaN: of a damaged record
             return {}
         floors = {phase.name: int(phase.host_ns // unit) for phase in parts}
         missing = round(step_ns / unit) - sum(floors.values())
@@ -218,7 +318,7 @@ class StepTable:
         figures = exact.get(phase.name) or self.milliseconds(phase.host_ns)
         step_ns = self.snapshot.step_ns
         share = percent(phase.host_ns / step_ns if step_ns else phase.share)
-        if step_ns and phase.name in _ASIDE:
+        if step_ns and phase.name in ASIDES:
             figures, share = f"+{figures.strip()}".rjust(_FIGURE), f"+{share}"
         last = "" if total else "".join(self.milliseconds(getattr(phase, f"{name}_ns")) for name in self.more)
         if self.longest and self.snapshot.ranks is not None and not total:
@@ -237,11 +337,7 @@ def _seen(snapshot: Snapshot) -> list[PhaseShare]:
     found = {phase.name: phase for phase in snapshot.phases}
     for name in seen.keys() - found.keys():
         found[name] = PhaseShare(name, 0.0, 0.0, None, None, None, None)
-    took = [
-        phase
-        for phase in found.values()
-        if phase.host_ns > 0 or seen.get(phase.name) or phase.name == "other"
-    ]
+    took = [one for one in found.values() if one.host_ns > 0 or seen.get(one.name) or one.name == "other"]
     return sorted(took, key=lambda phase: place_in_step(phase.name))
 
 
@@ -315,3 +411,129 @@ def memory_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
         else:
             text = f"{text}   {fact}"
     return [*out, ((text, "text"),)][: max(count, 0)]
+
+
+_LABEL = 9
+_HOT_C = 85
+
+
+def _figure(body: dict[str, Any], name: str) -> float | None:
+    """A numeric field; None if it is missing."""
+    return finite(body.get(name))
+
+
+def _whole(value: float | None, unit: str) -> str:
+    return MISSING if value is None else f"{value:,.0f}{unit}"
+
+
+def machine_rows(snapshot: Snapshot, width: int) -> list[Row]:
+    rows: list[Row] = []
+    gpu = snapshot.gpu
+    if gpu is not None:
+        rows += _block("GPU", _gpu(gpu), width)
+    elif on_gpu(snapshot.run):
+        rows.append(_labelled("GPU", (("n/a: NVML counters are not available", "dim"),)))
+    host = snapshot.host
+    if host is None:
+        return [*rows, _labelled("host", ((MISSING, "dim"),))]
+    rows += _block("host", _host(host, snapshot), width)
+    return rows + _block("memory", _memory(host, snapshot), width)
+
+
+def _block(label: str, items: list[Span], width: int) -> list[Row]:
+    """The items in four, two or one columns."""
+    columns = 4 if width >= 74 else 2 if width >= 44 else 1
+    chunks = [items[index : index + columns] for index in range(0, len(items), columns)]
+    lines = [fields(chunk, width - _LABEL, columns) for chunk in chunks]
+    return [_labelled("" if index else label, line) for index, line in enumerate(lines)]
+
+
+def core_row(snapshot: Snapshot, width: int) -> Row | None:
+    """The load of each core, one character per core; None if it is unknown."""
+    host = snapshot.host or {}
+    cores = host.get("cpu_per_core")
+    if not isinstance(cores, (list, tuple)) or not cores:
+        return None
+    hidden = len(cores) - (width - _LABEL)
+    note = f" +{hidden + 10} more" if hidden > 0 else ""
+    shares = [(finite(core) or 0.0) / 100 for core in cores]
+    return _labelled("cores", ((levels(shares, width - _LABEL - len(note)), "trend"), (note, "dim")))
+
+
+def _labelled(label: str, row: Row) -> Row:
+    return ((label.ljust(_LABEL), "dim"), *row)
+
+
+def _gpu(gpu: dict[str, Any]) -> list[Span]:
+    temperature = _figure(gpu, "temperature_c")
+    heat = "warn" if temperature is not None and temperature >= _HOT_C else "text"
+    watts, limit = _figure(gpu, "power_w"), _figure(gpu, "power_limit_w")
+    power = f"{watts:.0f}/{limit:.0f} W" if watts is not None and limit is not None else _whole(watts, " W")
+    return [
+        (f"busy {_whole(_figure(gpu, 'util_percent'), ' %')}", "text"),
+        (f"{_whole(temperature, ' °C')}, {power}", heat),
+        (_whole(_figure(gpu, "sm_clock_mhz"), " MHz"), "text"),
+        throttle(gpu),
+    ]
+
+
+def throttle(gpu: dict[str, Any]) -> Span:
+    """Why the GPU reduces its clocks."""
+    reasons = gpu.get("throttle")
+    if reasons is None:
+        return ("throttling n/a", "dim")
+    if not reasons:
+        return ("not throttled", "text")
+    return ("throttled: " + ", ".join(foreign(reason) for reason in reasons), "warn")
+
+
+def _host(host: dict[str, Any], snapshot: Snapshot) -> list[Span]:
+    """CPU time in cores: of all processes, of which the run's own; its other processes, and the disk."""
+    run = snapshot.run
+    workers = _figure(host, "workers")
+    if workers is None and run is not None:
+        workers = finite(setting(run, "loader", "workers"))
+    own, ranks = _figure(host, "process_cpu_percent"), _figure(host, "ranks_cpu_percent")
+    used = ("run", own) if own is None or ranks is None else ("ranks", own + ranks)
+    total, usable = _figure(host, "cpu_percent"), run.usable_cores if run is not None else None
+    children = _children(snapshot)
+    cpu = f"{_cores(total, usable)} of {usable:g} cores" if usable else _whole(total, " %")
+    return [
+        (f"cpu {cpu}", "text"),
+        (f"{used[0]} {_cores(used[1])} cores", "text"),
+        (f"{MISSING} {plural(children)}" if workers is None else counted(workers, children), "text"),
+        (f"disk {size(_figure(host, 'disk_free_bytes'))} free", "text"),
+    ]
+
+
+def _cores(percent: float | None, of: float | None = 1.0) -> str:
+    """CPU use in cores. percent: of so many."""
+    return MISSING if percent is None or of is None else f"{percent * of / 100:.1f}"
+
+
+def _children(snapshot: Snapshot) -> str:
+    """What a run's further processes are called: those of a script may be anything."""
+    return "subprocess" if is_script(snapshot.run) else "worker"
+
+
+def _memory(host: dict[str, Any], snapshot: Snapshot) -> list[Span]:
+    swapped = _figure(host, "swap_bytes")
+    others = _figure(host, "workers_rss_bytes")
+    return [
+        (f"RSS {size(_figure(host, 'rss_bytes'))}", "text"),
+        *([(f"{plural(_children(snapshot))} {size(others)}", "text")] if others != 0 else []),
+        (f"{size(_figure(host, 'memory_available_bytes'))} available", "text"),
+        *([(f"{size(swapped)} in swap", "warn")] if swapped else []),
+    ]
+
+
+def facts(snapshot: Snapshot, width: int) -> list[Row]:
+    run = snapshot.run
+    if run is None:
+        return []
+    steps, epoch = steps_text(snapshot, run), epoch_text(snapshot, run)
+    if cells(steps + epoch) + _LABEL + 2 <= width:
+        steps += f"; {epoch}"
+    texts = {"model": model_text(run), "steps": steps, "data": run.data}
+    rows = [_labelled(label, ((foreign(text), "text"),)) for label, text in texts.items()]
+    return [*rows, _labelled("versions", ((foreign(versions_text(run)), "dim"),))]

@@ -12,7 +12,7 @@ class Key:
     names: as Textual writes them, separated by commas. action: the screen's method is `action_<action>`. word: in the
     footer and the command palette. help: on the help page and in the documentation. needs: what the key requires, see
     `NEEDS`. label: how the key is shown. drop: its place in the order in which a narrow footer drops keys; 0 for those
-    that are dropped last, None for keys that are not in the footer.
+    that are dropped last, None for keys that are not in the footer. of_script: the help where the run is a script's.
     """
 
     names: str
@@ -22,6 +22,7 @@ class Key:
     needs: tuple[str, ...] = ()
     label: str = ""
     drop: int | None = 0
+    of_script: str = ""
 
     @property
     def shown(self) -> str:
@@ -64,23 +65,24 @@ _STEERED = ("commands", "training")
 
 APP_KEYS = (
     Key("ctrl+p", "command_palette", "commands", "find a command of the screen by its name", label="Ctrl-P"),
-    Key(
-        "ctrl+z",
-        "suspend_process",
-        "suspend",
-        "suspend ndd-console and a run that trains in it; fg continues",
-        label="Ctrl-Z",
-    ),
-)
+    Key("ctrl+z", "suspend_process", "suspend", "suspend ndd-console and a run that trains in it; fg continues",
+        label="Ctrl-Z"),
+)  # fmt: skip
 _HELP = Key("question_mark", "help", "help", "help: keys and glossary", label="?")
-_BACK = Key("escape,q,ctrl+q,ctrl+c", "back", "back", "back", label="esc")
+
+
+def _back(*more: str) -> Key:
+    """The key that closes a page. more: the key that opened it."""
+    return Key(",".join(("escape,q,ctrl+q,ctrl+c", *more)), "back", "back", "back", label="esc")
+
+
+_BACK = _back()
 LIVE_KEYS = (
-    Key("t", "try", "try", "try a change: measure it against the current configuration", ("change",)),
+    Key("t", "try", "try", "try a change: measure it against the current configuration", ("change",),
+        of_script="try a change: measure it against the script as it is"),
     Key("d,enter", "diagnosis", "diagnosis", "diagnosis: all findings with their evidence"),
     Key("r", "ranks", "ranks", "ranks: work, waiting and phases of each, slowest first", ("ranks",)),
-    Key(
-        "w", "wizard", "wizard", "wizard: propose and measure configurations for this machine", ("wizard",), drop=5
-    ),
+    Key("w", "wizard", "wizard", "wizard: propose and measure configurations for this machine", ("wizard",), drop=5),
     Key("p", "pause", "pause", "pause or resume", _STEERED),
     Key("c", "checkpoint", "checkpoint", "save a checkpoint", (*_STEERED, "checkpoints")),
     Key("e", "evaluate", "evaluate", "evaluate", (*_STEERED, "evaluations"), drop=2),
@@ -91,19 +93,19 @@ LIVE_KEYS = (
     Key("i", "settings", "settings", "settings and whether they are in effect; work per step", drop=3),
     Key("l", "log", "log", "log: captured output (print, warnings)"),
     _HELP,
-    Key("q,ctrl+q", "quit", "quit", "quit: stop after a checkpoint, or keep the run running"),
-    Key(
-        "ctrl+c", "interrupt", "stop", "stop after a checkpoint; again: stop immediately", label="Ctrl-C",
-        drop=None,
-    ),
+    Key("q,ctrl+q", "quit", "quit", "quit: stop after a checkpoint, or keep the run running",
+        of_script="quit: end the script with Ctrl-C, or keep it running"),
+    Key("ctrl+c", "interrupt", "stop", "stop after a checkpoint; again: stop immediately", label="Ctrl-C", drop=None,
+        of_script="end the script with Ctrl-C; again: kill it"),
 )  # fmt: skip
 PAGE_KEYS = (_HELP, _BACK)
-HELP_KEYS = (_BACK,)
+SETTINGS_KEYS, VALUES_KEYS, RANKS_KEYS, COMPARISON_KEYS = ((_HELP, _back(opened_by)) for opened_by in "ivrc")
+HELP_KEYS = (_back("question_mark", "h"),)
 DIAGNOSIS_KEYS = (
     Key("t", "try", "try", "try one of the proposed changes", ("change",)),
     Key("y", "copy", "copy", "copy the command that measures the first proposed change", ("command",)),
     _HELP,
-    _BACK,
+    _back("d"),
 )
 START_KEYS = (
     Key("s", "start", "start", "train what the page shows"),
@@ -116,21 +118,19 @@ LOG_KEYS = (
     Key("n", "older", "older match", "the match before", ("search",)),
     Key("N,upper_n", "newer", "newer match", "the match after", ("search",), label="N"),
     _HELP,
-    _BACK,
+    _back("l"),
 )
 HOME_KEYS = (
     Key("enter", "open", "open", "open: a run, or what an entry would train"),
     Key("s", "start", "start", "start the selected configuration or workload", ("startable",)),
     Key("w", "wizard", "wizard", "wizard for the selected configuration or workload", ("wizard",)),
-    Key(
-        "x", "report", "report", "write the selected run as an HTML page, report.html in its folder", ("run",)
-    ),
+    Key("x", "report", "report", "write the selected run as an HTML page, report.html in its folder", ("run",)),
     Key("c", "compare", "compare", "compare with another run: press c on each of the two", ("run",)),
     Key("r", "reload", "refresh", "read the folder and the runs again"),
     _HELP,
     Key("escape", "close_message", "close message", drop=None),
     Key("q,ctrl+q,ctrl+c", "quit", "quit", "quit"),
-)
+)  # fmt: skip
 TRIAL_KEYS = (
     Key("enter", "measure", "measure", "measure the selected change", ("choosing",)),
     Key("e", "edit", "edit", "edit the selected change", ("choosing", "proposal")),
@@ -149,44 +149,20 @@ TUNING_KEYS = (
     _BACK,
 )
 WIZARD_KEYS = (
-    Key(
-        "enter",
-        "next",
-        "next",
-        "next page; on the trade-offs: file of the selected row",
-        ("idle", "further page"),
-    ),
-    Key(
-        "v",
-        "measure",
-        "measure",
-        "measure the marked rows and the present configuration",
-        ("table page", "marked"),
-    ),
+    Key("enter", "next", "next", "next page; on the trade-offs: file of the selected row", ("idle", "further page")),
+    Key("v", "measure", "measure", "measure the marked rows and the present configuration", ("table page", "marked")),
     Key("space", "mark", "mark", "trade-offs: mark a row (✔) for measurement", ("table page",)),
     Key("s", "sort", "sort", "trade-offs: sort by the next column, marked with ▾", ("table page",)),
     Key("p", "plot", "plot", "trade-offs: plot memory against speed, or show more rows", ("table page",)),
     Key("right,l,plus", "more", "change", "goal: the next or previous answer", ("goal page",), "←→"),
     Key("left,h,minus", "less", "previous answer", "", ("goal page",), "←", drop=None),
     Key("w", "write", "write", "write the file; a new name unless one was given", ("file page",)),
-    Key(
-        "t",
-        "train",
-        "write and train",
-        "write the file, close the wizard and train",
-        ("file page", "training here"),
-    ),
-    Key(
-        "d",
-        "diff",
-        "changes",
-        "file: changes to an existing file, or the whole file",
-        ("file page", "existing file"),
-    ),
+    Key("t", "train", "write and train", "write the file, close the wizard and train", ("file page", "training here")),
+    Key("d", "diff", "changes", "file: changes to an existing file, or the whole file", ("file page", "existing file")),
     Key("b,escape,backspace", "back", "back", "back; while work is running: stop it"),
     _HELP,
     Key("q,ctrl+q,ctrl+c", "close", "close", "close; cancels running work"),
-)
+)  # fmt: skip
 # Keys inside lists and pages, and of questions.
 SCROLL_KEYS = (
     Key("up,k", "scroll_up", "scroll", "one line up or down", label="↑↓"),

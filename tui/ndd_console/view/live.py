@@ -1,40 +1,330 @@
-"""The layout of the live screen at any size."""
+"""The live screen at any size: its layout, and its lower blocks: finding, speed, loss, evaluations, events, the end."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ndd_console.words.blocks import small
 from ndd_console.words.diagnosis import DiagnosisResult
-from ndd_console.words.ranks import late_words
-from ndd_engine.diagnose import ENDINGS
-from ndd_engine.record.event import Ranks
-from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import size
-
-from .blocks import StepTable, header, idle_heading, idle_rows, memory_heading, memory_rows, progress
-from .findings import NOTHING, finding_rows, least_rows, wanted_rows
-from .frame import Keys, footer_row, framed, inner_width
-from .hardware import core_row, facts, machine_rows
-from .learning import (
-    end_rows,
-    evaluation_row,
-    figures_row,
-    message_rows,
-    newest_rows,
-    throughput_rows,
-    trend_graphs,
-    trend_row,
+from ndd_console.words.finding import CALM, ceiling_text, change_text, choices, evidence_text
+from ndd_console.words.run import (
+    LOST,
+    PAUSED,
+    end_text,
+    is_script,
+    items_rate,
+    late_words,
+    loss_text,
+    metrics_text,
+    micro_steps,
+    rates,
+    resume_text,
+    work_short,
+    work_texts,
 )
-from .ranks import panel
-from .rows import BLANK, ends, rule, shorten, side_by_side, width_of
-from .style import Row
+from ndd_engine.diagnose import ENDINGS, Finding
+from ndd_engine.record.event import Ranks
+from ndd_engine.record.snapshot import Snapshot, TimedMark
+from ndd_engine.text import MISSING, counted, foreign, number, size
+
+from .bars import Points, bucket, finite_values, graph, sparkline
+from .blocks import (
+    StepTable,
+    core_row,
+    facts,
+    header,
+    idle_heading,
+    idle_rows,
+    machine_rows,
+    memory_heading,
+    memory_rows,
+    panel,
+    progress,
+)
+from .rows import (
+    BLANK,
+    Keys,
+    cells,
+    ends,
+    fit,
+    footer_row,
+    framed,
+    inner_width,
+    paragraph,
+    rule,
+    shorten,
+    side_by_side,
+    width_of,
+    wrap,
+)
+from .style import STATUS, Row
+
+_MORE = 3  # further findings, one line each
+_LINES = 2  # lines of evidence and of the change, if there is room
+_FINDINGS = 1 + 2 * _LINES + _MORE  # rows of all that is said of findings
+
+
+NOTHING = DiagnosisResult()
+
+
+def title_room(ceiling: str, width: int) -> int:
+    end = cells(ceiling)
+    return max(width - 4, 1) if not end or width < end + 28 else width - end - 6
+
+
+def title_row(title: str, ceiling: str, style: str, width: int) -> Row:
+    """ "── input-bound: the GPU waits 57 % of each step for the loader ── at most 2.3x ──"."""
+    room = title_room(ceiling, width)
+    title = shorten(foreign(title), room)
+    if not ceiling or room == width - 4:
+        return rule(title, width, style)
+    line = width - cells(title) - cells(ceiling) - 5
+    tail = " ──" if line >= 4 else ""  # left out if the title needs the room
+    return (
+        ("── ", "dim"),
+        (title, style),
+        (" " + "─" * (line - len(tail)) + " ", "dim"),
+        (ceiling, "bold"),
+        (tail, "dim"),
+    )
+
+
+def _change_text(finding: Finding, can_try: bool, width: int) -> tuple[str, str, str]:
+    """The recommendation, the key that measures it, and a change that cannot be measured; each may be ""."""
+    if finding.leave:
+        return f"Leave as is: {foreign(finding.leave)}", "", ""
+    setting, other = choices(finding)
+    shown = setting or other
+    if shown is None:
+        return "", "", ""
+    text = foreign(change_text(finding, shown))
+    text = text[:1].upper() + text[1:]
+    if setting is None:
+        return text, "", ""
+    key = f"; press t to try {foreign(' '.join(setting.sets))}" if can_try else ""
+    if cells(key) > width // 2 and cells(text + key) > width:
+        key = "; press t to try it"
+    return text, key, "" if other is None else f"; or {foreign(change_text(finding, other))}"
+
+
+def finding_rows(result: DiagnosisResult, width: int, count: int, can_try: bool) -> list[Row]:
+    """At most `count` rows: the first finding with evidence and change, then the titles of further findings."""
+    if count < 1:
+        return []
+    if result.trouble or not result.findings:
+        return [((shorten(result.trouble, width), "dim"),)] if result.trouble else []
+    first, *others = result.findings
+    title, more = _parted(first)
+    style = CALM.get(first.cause, "dim" if first.leave else "warn")
+    rows = [title_row(title, ceiling_text(first), style, width)]
+    if first.cause not in CALM:
+        text, key, other = _change_text(first, can_try, width)
+        change = wrap(text + key + other, width)
+        if len(change) > _LINES or count < 1 + len(change) + bool(more or first.evidence):
+            change = wrap(text + key, width)  # a pid that is cut off is of no use
+        evidence = wrap(foreign("; ".join(filter(None, [more, evidence_text(first)]))), width)
+        # A single remaining row shows the change: the title already names the problem.
+        shown = {"change": 0, "evidence": 0}
+        for name, lines in (("change", change), ("evidence", evidence)) * _LINES:
+            shown[name] += sum(shown.values()) < count - 1 and shown[name] < len(lines)
+        if shown["change"] == 1 and len(change) > 1:
+            change = [shorten(text, width - cells(key)) + key]  # the key must stay visible
+        rows += [((line, "text"),) for line in _first(evidence, shown["evidence"], width)]
+        rows += [((line, "accent"),) for line in _first(change, shown["change"], width)]
+    rows += [_also(finding, width) for finding in others[:_MORE]]
+    return rows[:count]
+
+
+def least_rows(result: DiagnosisResult) -> int:
+    """Rows of the first finding with one line of evidence and one line of its change."""
+    if result.trouble or not result.findings:
+        return 1 if result.trouble else 0
+    first = result.findings[0]
+    told = bool(first.evidence or _parted(first)[1])
+    return 1 if first.cause in CALM else 1 + told + bool(first.changes or first.leave)
+
+
+def _parted(finding: Finding) -> tuple[str, str]:
+    """(the heading, what follows it): all of what has ended a run, or keeps it from going on, is to be read."""
+    if finding.cause not in ENDINGS:
+        return finding.title, ""
+    title, _, more = finding.title.partition(": ")
+    return title, more
+
+
+def _also(finding: Finding, width: int) -> Row:
+    lead, end = "also  ", ceiling_text(finding)
+    room = width - cells(lead) - (cells(end) + 3 if end else 0)
+    title = shorten(foreign(finding.title), max(room, 1))
+    return ((lead, "dim"), (title, "text"), ((f"   {end}" if end else ""), "dim"))
+
+
+def _first(lines: list[str], count: int, width: int) -> list[str]:
+    """The first lines; the last one ends in "…" if some are left out."""
+    if count < 1 or count >= len(lines):
+        return lines[: max(count, 0)]
+    return [*lines[: count - 1], shorten(lines[count - 1] + " …", width)]
+
+
+_MARK_STYLE = {"warning": "warn", "error": "bad", "evaluation": "accent", "recompile": "warn"}
+_GAP = 3
+_MESSAGE = 3  # rows of what is said to the user
+_LABEL = 9
+
+
+def figures_row(snapshot: Snapshot, width: int, with_trends: bool, with_work: bool = False) -> Row:
+    """Learning rate, gradient norm and loss scale; loss, rate and FLOP/s if no other row shows them."""
+    parts = [] if with_trends else [loss_text(snapshot), items_rate(snapshot)]
+    parts += [f"lr {small(snapshot.lr)}", f"gradient norm {small(snapshot.grad_norm)}"]
+    if snapshot.loss_scale is not None and snapshot.loss_scale != 1:
+        parts.append(f"loss scale {number(snapshot.loss_scale)}")
+    if with_work and (work := work_short(snapshot)):
+        parts.append(work)
+    while len(parts) > 1 and sum(map(cells, parts)) + 3 * (len(parts) - 1) > width:
+        parts.pop()
+    return (("   ".join(parts), "text"),)
+
+
+def evaluation_row(snapshot: Snapshot, width: int) -> Row:
+    if not snapshot.evaluations:
+        return (("evaluation n/a", "dim"),)
+    last, best = snapshot.evaluations[-1], snapshot.best
+    text = f"evaluation {foreign(metrics_text(last.metrics))} at step {last.step:,}"
+    if best is None:
+        return ((shorten(text, width), "text"),)
+    name, value = next(iter(best.metrics.items()), ("", None))
+    note = "best so far" if best.step == last.step else f"best {number(value, 4)} at step {best.step:,}"
+    room = width - cells(note) - 3
+    if room < 20:
+        return ((shorten(f"{name} {note}", width), "text"),)
+    return ((shorten(text, room), "text"), ("   " + note, "good" if best.step == last.step else "text"))
+
+
+def trend_row(snapshot: Snapshot, width: int) -> Row:
+    half = (width - _GAP) // 2
+    first = _trend(loss_text(snapshot), snapshot.loss_trend, half)
+    second = _trend(items_rate(snapshot), snapshot.rate_trend, width - _GAP - half)
+    return (*fit(first, half), (" " * _GAP, "text"), *second)
+
+
+def _trend(title: str, points: Points, width: int) -> Row:
+    line = sparkline(finite_values(points), width - cells(title) - 1)
+    return ((title + " ", "text"), (line, "trend"))
+
+
+def trend_graphs(snapshot: Snapshot, width: int, height: int) -> list[Row]:
+    """Loss and rate as graphs side by side, `height` rows with their headings."""
+    half = (width - _GAP) // 2
+    left = _graph(loss_text(snapshot), finite_values(snapshot.loss_trend), half, height)
+    right = _graph(items_rate(snapshot), finite_values(snapshot.rate_trend), width - _GAP - half, height)
+    return side_by_side(left, right, half, _GAP, width - _GAP - half)
+
+
+def _graph(title: str, values: list[float], width: int, height: int) -> list[Row]:
+    rows: list[Row] = [rule(title, width)]
+    if not values:
+        return [*rows, (("no values yet", "dim"),)]
+    values = bucket(values, 2 * (width - 6))  # the scale must show the range that is drawn
+    top, bottom = number(max(values)), number(min(values))
+    scale = max(len(top), len(bottom), 5)
+    lines = graph(values, width - scale - 1, height - 1)
+    for index, line in enumerate(lines):
+        mark = top if index == 0 else bottom if index == len(lines) - 1 else ""
+        rows.append(((mark.rjust(scale) + " ", "dim"), (line, "trend")))
+    return rows
+
+
+def mark_row(timed: TimedMark, width: int, digits: int = 0) -> Row:
+    """An event on one line, its step in `digits` cells."""
+    mark = timed.mark
+    lead = f"step {mark.step:>{digits},}  "
+    text = foreign(mark.text) or foreign(mark.kind)
+    if mark.kind in ("warning", "error"):
+        text = f"{mark.kind}: {text}"
+    return ((lead, "dim"), (shorten(text, max(width - len(lead), 0)), _MARK_STYLE.get(mark.kind, "text")))
+
+
+def newest_rows(snapshot: Snapshot, message: str | None, width: int, count: int) -> list[Row]:
+    """The newest events, oldest first, then the message for the user if there is one."""
+    said = message_rows(message, width)[:count]
+    rows: list[Row] = []
+    room = count - len(said)
+    if room > 0 and snapshot.marks:
+        shown = snapshot.marks[-room:]
+        digits = max(len(f"{timed.mark.step:,}") for timed in shown)
+        rows = [mark_row(timed, width, digits) for timed in shown]
+    if rows and snapshot.warnings:
+        note = counted(snapshot.warnings, "warning")
+        if width >= 60 and shown[-1].mark.kind != "warning":
+            newest = mark_row(shown[-1], width - len(note) - 2, digits)
+            rows[-1] = ends(newest, ((note, "warn"),), width)
+    return [*rows, *said]
+
+
+def message_rows(message: str | None, width: int) -> list[Row]:
+    """What is said to the user, on up to _MESSAGE rows."""
+    return paragraph(message or "", width, "warn", _MESSAGE)
+
+
+def end_rows(snapshot: Snapshot, name: str, width: int, count: int) -> list[Row]:
+    """How the run ended: reason, final loss, and the checkpoint from which an own run resumes."""
+    style = STATUS.get(snapshot.status, ("", "text"))[1]
+    tail: list[Row] = []
+    if snapshot.loss is not None and not snapshot.evaluations:
+        tail.append((("final      ", "dim"), (loss_text(snapshot), "text")))
+    reason, resume = snapshot.reason, ""
+    if not is_script(snapshot.run):
+        saved = snapshot.end.checkpoint if snapshot.end else None
+        if saved is None and snapshot.checkpoint is not None:
+            saved = snapshot.checkpoint.mark.data.get("file")
+        tail.append((("checkpoint ", "dim"), (foreign(saved) if saved else MISSING, "text")))
+        resume = resume_text(foreign(name))
+    if snapshot.status == "lost":
+        reason = "; ".join(filter(None, (LOST, resume)))
+    elif resume and snapshot.status not in ("done", "failed"):
+        tail.append(((resume, "dim"),))
+    room = max(count - 1 - len(tail), 1)
+    rows = [rule(end_text(snapshot), width, style), *paragraph(reason, width, limit=room), *tail]
+    return rows[: max(count, 0)]
+
+
+def throughput_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
+    """At most `count` rows. A single row shows the work: the screen shows the main rates elsewhere."""
+    room = width - _LABEL
+    lines = [("speed", _speed(snapshot, room)), ("work", _work(snapshot, room))]
+    lines = [(label, text) for label, text in lines if text]
+    shown = lines[-count:] if count > 0 else []
+    return [((label.ljust(_LABEL), "dim"), (shorten(text, room), "text")) for label, text in shown]
+
+
+def _speed(snapshot: Snapshot, room: int) -> str:
+    if snapshot.step_ns is None or snapshot.status == PAUSED:
+        return ""
+    texts, micro = rates(snapshot), micro_steps(snapshot)
+    full = [f"{texts[0]} ({micro})" if micro else texts[0], *texts[1:]]
+    return _first_that_fits([full, full[:-1], texts, texts[:-1]], room)
+
+
+def _work(snapshot: Snapshot, room: int) -> str:
+    texts = work_texts(snapshot)
+    if not texts:
+        return ""
+    short, line = work_short(snapshot), texts[2]
+    # The reason for a missing MFU may be long: drop it before the intensity.
+    fewer = texts[:2] if snapshot.throughput.mfu is not None else [texts[0], line]
+    return _first_that_fits([texts, fewer, [short, line], [short or texts[0]]], room)
+
+
+def _first_that_fits(choices: list[list[str]], room: int) -> str:
+    joined = ["   ".join(texts) for texts in choices]
+    return next((text for text in joined if cells(text) <= room), joined[-1])
+
 
 _TWO_COLUMNS = 72  # narrower screens stack the blocks
 _THREE_COLUMNS = 150
 _SIDE = 48  # width of the third column
 _TRENDS = (80, 24)  # smaller screens drop the trends first
 _MAIN = 10  # rows of the step block with its heading
-_GAP = 3
 _RANKS = 28  # minimum width of the panel of ranks
 
 
@@ -64,25 +354,20 @@ def live_rows(snapshot: Snapshot, state: LiveState, width: int, height: int) -> 
     return framed(_body(snapshot, state, inner, height), bottom, width, height)
 
 
+@dataclass
 class _Room:
     """Rows that are free. Blocks take them in order of importance."""
 
-    def __init__(self, left: int) -> None:
-        self.left = left
+    left: int
 
-    def take(self, wanted: int) -> int:
-        """Up to so many rows."""
-        taken = max(min(wanted, self.left), 0)
+    def take(self, wanted: int, whole: bool = False) -> int:
+        """Up to so many rows; whole: or none."""
+        taken = 0 if whole and wanted > self.left else max(min(wanted, self.left), 0)
         self.left -= taken
         return taken
 
-    def take_all(self, wanted: int) -> int:
-        """So many rows, or none."""
-        return self.take(wanted) if wanted <= self.left else 0
-
 
 def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list[Row]:
-    """Everything above the footer."""
     rows = [header(snapshot, state.name, state.status, width), progress(snapshot, width, state.waited_s)]
     room = _Room(height - 3)
     if room.left < 1:
@@ -94,18 +379,22 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
     end = end_rows(snapshot, state.name, width, min(7, max(room.left * 2 // 3, 1))) if ended else []
     room.take(len(end))
     main = room.take(_MAIN if phases else 2)
-    learning = room.take_all(3) if phases or ended else 0
+    learning = room.take(3, whole=True) if phases or ended else 0
     # Before the first step, only what may be the reason that there is none.
     findings = state.diagnosis.findings
     diagnosis = state.diagnosis if phases or (findings and findings[0].cause in ENDINGS) else NOTHING
     finding = room.take(least_rows(diagnosis))
-    machine = _machine(snapshot, _SIDE if side else width) if not ended else []
-    below = room.take_all(len(machine)) if not side else 0
+    machine: list[Row] = []
+    if not ended and (snapshot.sample is not None or snapshot.run is not None):
+        span = _SIDE if side else width
+        machine = [rule("machine", span), *machine_rows(snapshot, span)]
+    below = room.take(len(machine), whole=True) if not side else 0
     trends = 0
     if learning and (below or side or ended) and width + 2 >= _TRENDS[0] and height >= _TRENDS[1]:
         trends = room.take(1)
     # Optional rows: more findings, blank lines, cores, facts, graphs, more phases, more events.
-    finding += room.take(wanted_rows(diagnosis, width, state.can_try) - finding) if tall else 0
+    if tall:
+        finding += room.take(len(finding_rows(diagnosis, width, _FINDINGS, state.can_try)) - finding)
     gaps = room.take(3 if tall else 2)
     speed = throughput_rows(snapshot, width, min(room.left, 2)) if learning else []
     room.take(len(speed))
@@ -140,13 +429,6 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
     return rows
 
 
-def _machine(snapshot: Snapshot, width: int) -> list[Row]:
-    """The machine block with its heading; [] before anything is known."""
-    if snapshot.sample is None and snapshot.run is None:
-        return []
-    return [rule("machine", width), *machine_rows(snapshot, width)]
-
-
 def _main_and_machine(snapshot: Snapshot, width: int, count: int, machine: list[Row]) -> list[Row]:
     """The step block with the machine as its third column."""
     room = width - _GAP - _SIDE
@@ -164,7 +446,6 @@ def _right_width(width: int) -> int:
 
 
 def _wanted(snapshot: Snapshot, width: int) -> int:
-    """Rows that the step block fills if there is room."""
     phases = len(StepTable(snapshot, width).phases)
     if snapshot.ranks is not None:
         return 1 + max(phases, min(snapshot.ranks.newest.world, _MAIN) + 7)

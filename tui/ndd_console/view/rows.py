@@ -1,8 +1,10 @@
-"""Rows of styled text: measure, cut, pad, join and wrap them by terminal cells."""
+"""Rows of styled text by terminal cells: measure, cut, pad, join and wrap them; the frame of every screen."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from rich.cells import cell_len
 
@@ -17,12 +19,10 @@ _LEAST = 18  # cells that a column keeps that can be cut
 
 
 def cells(text: str) -> int:
-    """The width of a text on the terminal."""
     return len(text) if text.isascii() else cell_len(text)
 
 
 def width_of(row: Row) -> int:
-    """The width of a row."""
     return sum(len(text) if text.isascii() else cell_len(text) for text, _ in row)
 
 
@@ -86,7 +86,6 @@ def ends(left: Row, right: Row, width: int) -> Row:
 def side_by_side(
     left: Sequence[Row], right: Sequence[Row], left_width: int, gap: int, right_width: int
 ) -> list[Row]:
-    """Two columns of rows."""
     out: list[Row] = []
     for index in range(max(len(left), len(right))):
         first = left[index] if index < len(left) else BLANK
@@ -242,3 +241,59 @@ def labelled(
         rows.append(((label.ljust(indent), label_style), (line, style)))
         label = ""
     return rows
+
+
+# (key, what it does).
+Keys = tuple[tuple[str, str], ...]
+
+MARGIN_FROM = 40  # narrower screens have no margin
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry of a list: its value, and its rows. Without a value it is a heading, which cannot be selected."""
+
+    value: Any
+    rows: tuple[Row, ...]
+
+
+def inner_width(width: int) -> int:
+    return max(width - 2, 1) if width >= MARGIN_FROM else max(width, 1)
+
+
+def framed(body: Sequence[Row], bottom: Sequence[Row], width: int, height: int) -> list[Row]:
+    """Exactly `height` rows of `width` cells: the body at the top, `bottom` on the last rows.
+
+    Both are drawn for `inner_width(width)`. The body is cut first where there is not enough room.
+    """
+    room = max(height - len(bottom), 0)
+    rows = [*body[:room], *[BLANK] * (room - len(body)), *bottom]
+    rows = rows[len(rows) - height :]
+    if width >= MARGIN_FROM:
+        rows = [((" ", "text"), *row) for row in rows]
+    return [fit(row, width) for row in rows]
+
+
+def footer_row(keys: Keys, width: int, yielding: Keys = ()) -> Row:
+    """The available keys. Without enough room the `yielding` keys are dropped first and the last three stay."""
+    shown, first = list(keys), list(yielding)
+    while len(shown) > 1 and sum(len(key) + len(word) + 4 for key, word in shown) - 3 > width:
+        if first:
+            shown.remove(first.pop(0))
+        else:
+            del shown[max(len(shown) - 4, 0)]
+    spans: list[Span] = []
+    for index, (key, word) in enumerate(shown):
+        spans += [(("   " if index else "") + key, "key"), (" " + word, "dim")]
+    return tuple(spans)
+
+
+def key_at(footer: Row, x: int) -> str | None:
+    """The key at this cell of a footer."""
+    start, last = 0, None
+    for text, style in footer:
+        last = text.strip() if style == "key" else last
+        start += cells(text)
+        if x < start:
+            return last
+    return None

@@ -80,7 +80,6 @@ STATUS: dict[str, tuple[str, str]] = {
 
 
 def status_span(status: str) -> Span:
-    """Symbol and name of a status."""
     symbol, style = STATUS.get(status, ("?", "text"))
     return f"{symbol} {status}", style
 
@@ -123,5 +122,4 @@ def _ascii_char(char: str) -> str:
 
 
 def ascii_rows(rows: list[Row]) -> list[Row]:
-    """The rows in ASCII."""
     return [tuple((to_ascii(text), style) for text, style in row) for row in rows]

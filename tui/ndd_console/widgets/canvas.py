@@ -39,7 +39,6 @@ def changes(old: Row, new: Row) -> list[tuple[int, int]]:
 
 
 def _cells(row: Row) -> list[Span]:
-    """What each cell shows."""
     return [(char, style) for text, style in row for char in _characters(text)]
 
 
@@ -78,7 +77,6 @@ class Canvas(Patched):
 
     @property
     def rows(self) -> Sequence[Row]:
-        """The current rows."""
         return self._rows
 
     def show(self, rows: list[Row]) -> None:
@@ -103,15 +101,12 @@ class Canvas(Patched):
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Finished strips, made on demand: a partial update does not need them."""
-        lines = [self._strip(y) for y in range(crop.y, crop.y + crop.height)]
+        lines = [self.render_line(y) for y in range(crop.y, crop.y + crop.height)]
         if crop.x == 0 and crop.width == self.size.width:
             return lines
         return [line.crop(crop.x, crop.x + crop.width) for line in lines]
 
     def render_line(self, y: int) -> Strip:
-        return self._strip(y)
-
-    def _strip(self, y: int) -> Strip:
         width = self.size.width
         if y >= len(self._rows) or self._shown_size[0] != width:
             return Strip.blank(width)

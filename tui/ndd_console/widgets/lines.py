@@ -23,9 +23,8 @@ from textual.widget import Widget
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
-from ndd_console.view.frame import Entry, key_at
 from ndd_console.view.keys import LIST_KEYS, SCROLL_KEYS, Key
-from ndd_console.view.rows import BLANK, fit
+from ndd_console.view.rows import BLANK, Entry, fit, key_at
 from ndd_console.view.style import Look, Row, to_ascii
 
 # A place in code, such as "data/clips.py:41".
@@ -103,7 +102,6 @@ class Lines(ScrollView):
 
     @property
     def shown(self) -> str:
-        """The text that is visible."""
         top = self.scroll_offset.y
         return "\n".join("".join(text for text, _ in row) for row in self.rows[top : top + self.size.height])
 

@@ -86,7 +86,6 @@ class PrivateApp(App[str], inherit_bindings=False):
     failures: list[str]
 
     def add_filter(self, line_filter: LineFilter) -> None:
-        """Pass all lines of widgets through a filter."""
         self._filters.append(line_filter)
 
     def capture(self, stream: TextIO) -> None:
@@ -94,7 +93,6 @@ class PrivateApp(App[str], inherit_bindings=False):
         self._capture_stdout = self._capture_stderr = stream  # type: ignore[assignment]
 
     def note(self, error: Exception) -> None:
-        """Record an error of a screen."""
         self.failures.append("".join(traceback.format_exception(error)))
 
     def _handle_exception(self, error: Exception) -> None:

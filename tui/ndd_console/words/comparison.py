@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterator
 from ndd_engine.text import MISSING, number, plural, rate, size
 from ndd_engine.trial.compare import NOT_SET, Comparison, Difference, Recorded, SeveralCompared, phase_names
 
-from .blocks import Block, Diff, Facts, Table, clip
-from .figures import ns
+from .blocks import Block, Diff, Facts, Table, clip, ns
 
 # The runs, in their order.
 LETTERS = string.ascii_uppercase
@@ -25,8 +24,12 @@ _ONLY = 2  # settings of one run alone that are named
 _DIFF = 100  # lines of a diff that are shown
 
 
+def unlike_text(comparison: Comparison) -> str:
+    """Why the figures may be misleading, in one line; "" if they are not."""
+    return f"not directly comparable: {'; '.join(comparison.unlike)}" if comparison.unlike else ""
+
+
 def two_compared(comparison: Comparison) -> Iterator[Block]:
-    """Run B compared with run A."""
     sides = ("A", _identity(comparison.a)), ("B", _identity(comparison.b))
     yield Facts((*sides, *_differences(comparison), *_speed(comparison)))
     if comparison.diff:
@@ -129,14 +132,10 @@ def _value(value: float | None) -> str:
 
 
 def several_compared(comparison: SeveralCompared) -> Iterator[Block]:
-    """Several runs compared with the first one."""
     sides = list(zip(LETTERS, comparison.sides, strict=False))
     yield Facts(tuple((letter, _identity(side)) for letter, side in sides))
-    changed = [
-        row
-        for letter, candidate in zip(LETTERS[1:], comparison.candidates, strict=False)
-        for row in _differences(candidate, letter)
-    ]
+    candidates = zip(LETTERS[1:], comparison.candidates, strict=False)
+    changed = [row for letter, candidate in candidates for row in _differences(candidate, letter)]
     yield Facts(tuple(changed), "Changed, compared with A")
     columns = ("", "speed / A", "95 % CI", "", "median step", "peak memory")
     yield Table("", columns, tuple(_speeds(comparison)), frozenset({1, 2, 4, 5}))
@@ -144,12 +143,10 @@ def several_compared(comparison: SeveralCompared) -> Iterator[Block]:
     names = phase_names(comparison.sides)
     for begin in range(0, len(sides), _BLOCK):
         block = sides[begin : begin + _BLOCK]
+        labels = (clip(("  " if "/" in name else "") + name, 24) for name in names)
         rows = tuple(
-            (
-                clip(("  " if "/" in name else "") + name, 24),
-                *(ns(side.phases.get(name)) for _, side in block),
-            )
-            for name in names
+            (label, *(ns(side.phases.get(name)) for _, side in block))
+            for name, label in zip(names, labels, strict=True)
         )
         head = ("time per step", *(letter for letter, _ in block))
         note = _TIMES if begin + _BLOCK >= len(sides) else ""
@@ -164,14 +161,8 @@ def _speeds(comparison: SeveralCompared) -> Iterator[tuple[str, ...]]:
         known = speed.low is not None and speed.high is not None and candidate.verdict != "not comparable"
         interval = f"{speed.low:.3f} to {speed.high:.3f}" if known else MISSING
         verdict = _SHORT.get(candidate.verdict, "inconclusive")
-        yield (
-            letter,
-            f"{speed.ratio:.3f}x",
-            interval,
-            verdict,
-            ns(candidate.b.step_p50_ns),
-            size(candidate.b.peak_bytes),
-        )
+        figures = ns(candidate.b.step_p50_ns), size(candidate.b.peak_bytes)
+        yield letter, f"{speed.ratio:.3f}x", interval, verdict, *figures
 
 
 def _scores(comparison: SeveralCompared) -> Iterator[Block]:

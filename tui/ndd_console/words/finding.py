@@ -9,9 +9,9 @@ from ndd_engine.diagnose import CAUSES, Change, Finding
 from ndd_engine.record.events import DeathEvent, Event, FindingEvent, MarkEvent, StallEvent
 from ndd_engine.record.figures import death_text
 
-from .blocks import COMMAND, PLACE, Tone, Verdict
-from .figures import at_most, percent
+from .blocks import COMMAND, PLACE, Tone, Verdict, at_most, percent
 
+POTENTIAL_GAIN = "upper bound: the speedup without this cause if no other bottleneck took its place"
 # Causes that are not a problem; they take one line, in this style.
 CALM = {"healthy": "good", "too-short": "dim"}
 
@@ -48,7 +48,6 @@ def change_text(finding: Finding, change: Change) -> str:
 
 
 def evidence_text(finding: Finding) -> str:
-    """All evidence in one sentence."""
     text = "; ".join(item.text.rstrip(".") for item in finding.evidence)
     return text[:1].upper() + text[1:]
 
@@ -66,9 +65,8 @@ def verdict(finding: Finding, name: str = "", main: bool = False) -> Verdict:
         rows.append(("leave as is", finding.leave))
     label = CAUSES.get(finding.cause, finding.cause)
     badges = [*([] if finding.title.startswith(label) else [label]), finding.confidence]
-    if (
-        finding.share is not None and finding.ceiling is not None
-    ):  # without a ceiling the cost is unbounded, too
+    # Without a ceiling the cost is unbounded, too.
+    if finding.share is not None and finding.ceiling is not None:
         badges.append(f"costs up to {percent(finding.share)} of the time")
     calm = finding.cause in CALM or finding.leave
     tone: Tone = "good" if finding.cause == "healthy" else "" if calm else "warn"

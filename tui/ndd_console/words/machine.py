@@ -1,18 +1,21 @@
-"""The detected hardware in words, with a reason for every value."""
+"""The detected hardware in words, with a reason for every value, and what `check` predicts."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
+from ndd_engine.config import Config
 from ndd_engine.hardware.gpus import Gpu, GpuProfile, Host, Machine
-from ndd_engine.text import MISSING, number, size
+from ndd_engine.record.figures import others_text
+from ndd_engine.record.snapshot import CoreUse
+from ndd_engine.text import MISSING, counted, duration, number, size
 
 from .blocks import Block, Facts, Text
 
 
 def machine_blocks(machine: Machine) -> Iterator[Block]:
-    """The GPUs and the host, and what is wrong with them."""
     for gpu in machine.gpus:
         yield Facts(tuple(_gpu(gpu)))
     why = machine.reasons["device"]
@@ -75,3 +78,95 @@ def _host(host: Host) -> list[tuple[str, str]]:
         _row("cores", f"{host.usable_cpus:g} usable", host.reasons.get("usable_cpus")),
         _row("memory", memory, why),
     ]
+
+
+_FEW_STEPS = 10
+
+
+def advice(config: Config, host: Host, device: str, steps_per_epoch: int | None) -> Iterator[str]:
+    """Warnings about settings that are valid but probably unintended."""
+    loader, amp = config.loader, config.precision.amp
+    if loader.workers > host.usable_cpus:
+        yield f"loader.workers = {loader.workers} exceeds the {host.usable_cpus:g} cores this process can use"
+    if loader.pin_memory and device == "cpu":
+        yield "loader.pin_memory has no effect without a CUDA GPU"
+    if device == "cpu" and (amp == "fp16" or (amp == "bf16" and not host.bf16_units)):
+        yield f"precision.amp = {amp}: this CPU has no {amp} instructions; measure the effect with ndd-console try"
+    saved = config.checkpoint
+    if not (saved.every_epochs or saved.every_steps or saved.every_minutes):
+        yield "no checkpoint is saved before the end: a crash loses the whole run"
+    if not (config.evaluate.every_epochs or config.evaluate.every_steps):
+        yield "no evaluation runs before the end"
+    if steps_per_epoch is not None and steps_per_epoch < _FEW_STEPS:
+        few = f"an epoch has only {counted(steps_per_epoch, 'step')} of {config.items_per_step} items"
+        yield f"{few}; a smaller effective batch gives more updates"
+
+
+def busy_cores(use: CoreUse) -> dict[str, Any]:
+    """The cores that this process and others used while steps were timed, and in words."""
+    names = "pid", "name", "cores"
+    return {
+        "text": f"while steps were timed, {others_text(use, 'used')}; check again when they have ended",
+        "cores": use.usable,
+        "used_by_steps": use.own,
+        "used_by_others": use.others,
+        "processes": [dict(zip(names, process, strict=True)) for process in use.neighbours],
+    }
+
+
+def check_facts(report: dict[str, Any]) -> Facts:
+    return Facts(tuple(_rows(report)))
+
+
+def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    memory, micro = report["predicted_bytes"], report["micro_batch"]
+    fits = {True: "fits", False: "DOES NOT FIT", None: "available memory unknown"}[report["fits"]]
+    if report["retries"]:
+        fits += ", with retries"
+    step = "measured" if report["step_measured"] else f"extrapolated from micro-batches smaller than {micro}"
+    yield "config", "no problems"
+    yield "data", report["data"]
+    yield "device", f"{report['device']} ({report['device_reason']})"
+    yield "model", f"{number(report['parameters'])} parameters ({report['model']})"
+    if report["size"]:
+        yield "size", f"{report['size']} ({report['size_reason']})"
+    parts = ", ".join(f"{name} {size(count)}" for name, count in memory.items() if name != "total" and count)
+    available = size(report["available_bytes"])
+    where = f"for each of {report['ranks']} ranks" if report["ranks"] > 1 else "available"
+    yield "memory", f"predicted {size(memory['total'])} of {available} {where}, {fits}: {parts}"
+    yield "", f"from {report['memory_source']}"
+    if not report["memory_reliable"]:
+        why = report["memory_why_not"]
+        yield "", f"low confidence: {why}; measure it with: ndd-console wizard, or train a few steps"
+    if (sharded := report["sharded"]) is not None:
+        one = "GPU" if report["device"].startswith("cuda") else "rank"
+        with_ddp = " with DDP" if report["ranks"] > 1 else ""
+        unfit = f"does not fit one {one}{with_ddp}: {size(memory['total'])} of {available}"
+        sets = f": --set parallel.ranks={sharded['ranks']} --set parallel.strategy=fsdp2"
+        outcome = sets if sharded["fits"] else " do not fit either"
+        each = f"{sharded['ranks']} ranks {size(sharded['peak_bytes'])} each"
+        yield "", f"{unfit}; with FSDP2 on {each}{outcome}"
+    if report["retries"]:
+        retries = f"{counted(report['retries'], 'allocator retry')} in the first steps"
+        costs = "cached memory is released and allocated again, which costs time"
+        yield "", f"{retries}: {costs}; {size(report['bytes_without_retries'])} would avoid that"
+    if report["nearest"] is not None:
+        micro, times = report["nearest"]
+        what = "same effective batch" + (", no retries" if report["retries"] else "")
+        yield "fits", f"--set batch.micro={micro} --set batch.accumulation={times} ({what})"
+    if report["ranks"] > 1:
+        step += "; without the time to exchange gradients"
+    yield "step", f"{duration(report['step_s'])} for {report['effective_batch']:,} items ({step})"
+    if report["busy"]:
+        yield "", f"low confidence: {report['busy']['text']}"
+    if report["step_doubt"]:
+        yield "", f"low confidence: {report['step_doubt']}"
+    total = f"{duration(report['total_s'])} total ({number(report['total_steps'])} steps)"
+    if report["epoch_s"] is not None:
+        epoch = f"{duration(report['epoch_s'])} per epoch ({number(report['steps_per_epoch'])} steps)"
+        yield "time", f"predicted {epoch}, {total}, without evaluation and checkpoints"
+    else:
+        known = f"{MISSING}:" if report["total_s"] is None else f"predicted {total},"
+        yield "time", f"{known} the length of the training data is unknown"
+    yield from (("note", text) for text in report["notes"])
+    yield from (("advice", text) for text in report["advice"])

@@ -1,15 +1,18 @@
-"""Traces of torch.profiler in words: what was examined, busy and idle time of each GPU, and its longest kernels."""
+"""Recordings of other programs in words: traces of torch.profiler, also as a page, and memory snapshots."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
+from ndd_engine.record.events import PHASES
 from ndd_engine.record.figures import IDLE_CAUSES
-from ndd_engine.recordings.traces import DeviceUse, TraceUse
-from ndd_engine.text import counted, printable
+from ndd_engine.recordings.snapshots import ERROR, DeviceMemory, Limit, Moment, SnapshotUse
+from ndd_engine.recordings.traces import DeviceUse, TraceUse, findings
+from ndd_engine.text import counted, printable, size
 
-from .blocks import Block, Facts, Table, clip
-from .figures import ns, share_text
+from .blocks import Block, Facts, Page, Section, Table, Text, clip, moment, ns, share_text
+from .finding import POTENTIAL_GAIN, verdict
 
 _NAME = 70  # characters shown of a kernel's name
 
@@ -39,7 +42,6 @@ def examined(use: TraceUse) -> str:
 
 
 def device_blocks(device: DeviceUse) -> Iterator[Block]:
-    """The figures of one GPU, or of the CPU."""
     spent, wall = device.time, device.time.wall_ns
     gpu = device.index is not None
     exposed = f"exposed {share_text(spent.exposed_ns / wall)}, hidden {share_text(_hidden_ns(device) / wall)}"
@@ -58,10 +60,8 @@ def device_blocks(device: DeviceUse) -> Iterator[Block]:
     )
     if causes:
         yield Table("Idle by cause", ("cause", "share", "time"), causes, frozenset({1, 2}))
-    top = tuple(
-        (share_text(int(total) / wall), f"{count:,}x", clip(str(name), _NAME))
-        for name, total, count in spent.top
-    )
+    names = ((clip(str(name), _NAME), int(total), count) for name, total, count in spent.top)
+    top = tuple((share_text(total / wall), f"{count:,}x", name) for name, total, count in names)
     kind = "kernel" if gpu else "operator"
     yield Table(f"Longest {kind}s", ("share", "calls", kind), top, frozenset({0, 1}))
 
@@ -105,3 +105,191 @@ def main_device(uses: Sequence[TraceUse]) -> tuple[TraceUse, DeviceUse, str]:
         return use, device, "waits least for other ranks"
     use, device = max(every, key=lambda item: item[1].idle)
     return use, device, "has the most idle time"
+
+
+_LINES = 12  # owners shown
+# A moment with more in use than at the most reserved memory is shown as well, from this difference on.
+TRIFLE = 0.02
+
+
+def memory_blocks(use: SnapshotUse) -> Iterator[Block]:
+    yield Text(f"{use.path.name}: allocator settings: {use.settings}")
+    for device in use.devices:
+        yield from _device(device)
+
+
+def _device(device: DeviceMemory) -> Iterator[Block]:
+    streams = f" on {device.streams} streams" if device.streams > 1 else ""
+    private = f"{size(device.private_bytes)} (CUDA graphs, torch.compile, MemPool)"
+    history = f"{counted(device.allocations, 'allocation')} in {counted(device.entries, 'entry')}{streams}"
+    recorded = device.allocations and not device.broken
+    peak, used = device.peak, device.most_in_use
+    apart = bool(recorded) and used.requested_bytes > (1 + TRIFLE) * peak.requested_bytes
+    yield Facts.of(
+        ("history", history),
+        *(("note", note) for note in device.notes),
+        ("private pools", private if device.private_bytes else ""),
+        *_moment("most reserved" if apart else "peak" if recorded else "final state", peak, apart),
+        *(_moment("most in use", used, apart) if apart else ()),
+        *(_releases(device) if recorded else ()),
+        title=f"GPU {device.index}",
+    )
+    yield from _owners(used if apart else peak, "Filled by, when most was in use" if apart else "Filled by")
+    for failure in device.failures:
+        asked = f"{size(failure.asked_bytes)} requested, {size(failure.free_bytes)} free on the GPU"
+        pieces = "enough reserved memory was unused, but not in one piece (fragmentation)"
+        yield Facts.of(
+            ("request", asked),
+            ("", pieces if failure.fragmented else ""),
+            *_moment("in use", failure.moment),
+            title=f"Out of memory at entry {failure.moment.entry:,}",
+        )
+        yield from _owners(failure.moment, "Filled by")
+    yield from _what_ifs(device)
+
+
+def _moment(title: str, moment: Moment, when: bool = False) -> Iterator[tuple[str, str]]:
+    reserved, requested, active = moment.reserved_bytes, moment.requested_bytes, moment.active_bytes
+    after = f", after {counted(moment.entry, 'entry')}" if when else ""
+    yield title, f"{size(reserved)} reserved, {size(requested)} requested by the program{after}"
+    if not reserved:
+        return
+
+    def part(count: int) -> str:
+        return f"{size(count)} ({share_text(count / reserved)})"
+
+    if active is None:
+        yield "not requested", f"{part(reserved - requested)}: rounding, unused, fragmented"
+    else:
+        idle, lost = part(reserved - active), part(active - requested)
+        yield "fragmentation", f"{idle} reserved but unused, {lost} lost to rounding"
+
+
+def _owners(moment: Moment, title: str) -> Iterator[Block]:
+    total = max(moment.requested_bytes, 1)
+    rows = tuple(
+        (size(each.requested_bytes), share_text(each.requested_bytes / total), f"{each.count:,}x", each.place)
+        for each in moment.owners[:_LINES]
+    )
+    rest = [owner.requested_bytes for owner in moment.owners[_LINES:]]
+    note = f"And {len(rest):,} more lines with {size(sum(rest))}." if rest else ""
+    if rows:
+        yield Table(title, ("requested", "share", "blocks", "line"), rows, frozenset({0, 1, 2}), note)
+
+
+def _releases(device: DeviceMemory) -> Iterator[tuple[str, str]]:
+    """Retries and other releases of cached memory."""
+    retried = sum(release.released_bytes for release in device.releases if release.kind == "retry")
+    released = f"{device.retries:,}, which released {size(retried)} and waited for the GPU"
+    yield "retries", released if retried else "none"
+    other = [release.released_bytes for release in device.releases if release.kind != "retry"]
+    if other:
+        times = counted(len(other), "time")
+        yield "released otherwise", f"{times}, {size(sum(other))}, as by torch.cuda.empty_cache()"
+
+
+def _what_ifs(device: DeviceMemory) -> Iterator[Block]:
+    if device.refused:
+        yield Text(f"other settings: not replayed: {device.refused}")
+    if device.refused or device.peak_error is None:
+        return
+    recorded = device.peak.reserved_bytes
+    wrong = f"{device.wrong_decisions:,} of {device.allocations:,} decisions differ"
+    replayed = wrong if device.wrong_decisions else "every segment as recorded"
+    doubt = "" if abs(device.peak_error) <= ERROR else "; low confidence"
+    rows = []
+    for trial in device.what_ifs:
+        reserved, change = "out of memory", ""
+        if trial.reserved_bytes is not None:
+            share = trial.reserved_bytes / recorded - 1 if recorded else 0.0
+            reserved, change = size(trial.reserved_bytes), f"{share:+.1%}" if round(share, 3) else "same"
+        verdict = trial.verdict if trial.reserved_bytes is not None else ""
+        verdict += f": {trial.retries:,}" if verdict == "with retries" else ""
+        collected = counted(trial.collections, "collection") if trial.collections else ""
+        rows.append((trial.setting, reserved, change, ", ".join(filter(None, (verdict, collected)))))
+    note = f"Error on this recording {device.peak_error:+.1%}, {replayed}{doubt}. {_limit_text(device.limit)}"
+    columns = ("setting", "reserved", "change", "outcome")
+    yield Table("Replayed with other settings", columns, tuple(rows), frozenset({1, 2}), note)
+
+
+def _limit_text(limit: Limit) -> str:
+    """Under which limit the settings were replayed."""
+    low, high = size(limit.low), size(limit.high)
+    match limit.known:
+        case "given":
+            return f"Replayed with a limit of {low}."
+        case "out of memory":
+            what = "what was reserved when a request failed, and what was left"
+            return f"Replayed with a limit of {low}: {what}."
+        case "retries":
+            return f"Replayed with limits of {low} and {high}: retries prove that the limit is between."
+    return f"Replayed without a limit, but garbage collection for one of {low}, the most that was reserved."
+
+
+# Rows of the table of steps.
+STEPS = 200
+METHODS = (
+    ("busy", "the exact union of kernels, copies and fills; nothing else on the GPU's line is work"),
+    ("idle by cause", "what the host was doing, or that the next kernel had been launched before the gap"),
+    ("phases", "ranges first, then the work of the autograd engine and uploads, then the other operators"),
+    ("communication", "exposed: no other kernel runs beside the collective; hidden: the rest"),
+    ("potential gain", POTENTIAL_GAIN),
+)
+
+
+def trace_page(uses: Sequence[TraceUse], made_t: float) -> Page:
+    """The page. uses: in the order of their ranks; of several, one is shown in detail."""
+    use, device, why = main_device(uses)
+    found = tuple(verdict(finding, main=index == 0) for index, finding in enumerate(findings(use, device)))
+    name = printable(use.path.name)
+    shown: list[tuple[str, str, tuple[Block, ...]]] = [
+        ("verdict", "Verdict", found),
+        ("trace", "Trace", (_identity(use),)),
+    ]
+    if len(uses) > 1:
+        shown.insert(1, ("ranks", "Ranks", (ranks_table(uses), Text(f"Shown below: {name} {why}."))))
+    devices = use.devices if len(uses) == 1 else (device,)
+    shown += [(f"device-{one.index}", device_text(one), tuple(device_blocks(one))) for one in devices]
+    if use.operators:
+        shown.append(("phases", "Phases", (phases(use),)))
+        shown.append(("steps", "Steps", tuple(_steps(use))))
+    shown.append(("methods", "How it was measured", (Facts.of(*METHODS),)))
+    title = name if len(uses) == 1 else counted(len(uses), "trace")
+    return Page(
+        name=title,
+        subtitle=device_text(device),
+        status=("trace", ""),
+        summary=Text(f"{examined(use)[:1].upper()}{examined(use)[1:]}."),
+        made=f"written {moment(made_t)}",
+        sections=tuple(Section(key, heading, blocks) for key, heading, blocks in shown if blocks),
+    )
+
+
+def _identity(use: TraceUse) -> Facts:
+    begin = time.gmtime(use.begin_t)
+    started = None if use.begin_t is None else f"{time.strftime('%Y-%m-%d %H:%M:%S', begin)} UTC"
+    return Facts.of(
+        ("examined", examined(use)),
+        ("started", started),
+        ("devices", ", ".join(device_text(device) for device in use.devices)),
+        ("damaged events", f"{use.skipped:,}, which were skipped" if use.skipped else ""),
+        ("record", printable(str(use.path))),
+    )
+
+
+def trace_blocks(uses: Sequence[TraceUse]) -> list[Block]:
+    """The page for a terminal, without its single steps and its methods."""
+    shown = (section for section in trace_page(uses, 0.0).sections if section.key not in ("steps", "methods"))
+    return [block for section in shown for block in section.blocks]
+
+
+def _steps(use: TraceUse) -> Iterator[Block]:
+    spent = [use.phase_ns(begin, end) for begin, end in use.steps]
+    names = [name for name in PHASES if any(name in found for found in spent)]
+    rows = tuple(
+        (str(number), ns(end - begin), *(ns(found.get(name, 0)) for name in names))
+        for number, ((begin, end), found) in enumerate(zip(use.steps, spent, strict=True), start=1)
+    )
+    if rows:
+        columns = ("step", "time", *names)
+        yield Table("", columns, rows, frozenset(range(len(columns)))).newest(STEPS)

@@ -1,20 +1,23 @@
-"""A trial in words: its progress, its result as one line and in full, and the results of many together."""
+"""What is measured, in words: trials, tuning, scaling and the claims of guides."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import MISSING, counted, duration, number, size
+from ndd_engine.record.events import Finding, TrialEvent, checker
+from ndd_engine.text import MISSING, counted, duration, number, percent, plural, rate, size, span
 
-from .blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Text
-from .figures import interval_text
-from .finding import command_text
+from .blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Text, interval_text
+from .finding import command_text, verdict
 
 if TYPE_CHECKING:
+    from ndd_engine.trial.claims import Claim, ClaimResult
     from ndd_engine.trial.outcome import Progress
+    from ndd_engine.trial.scaling import ScalingRow, ScalingState
+    from ndd_engine.trial.tuning import TuningRow, TuningState
+    from ndd_watch.changes import Place
 
 # verdict: style of it on a screen.
 VERDICTS = {
@@ -57,9 +60,8 @@ def measured(progress: Progress) -> ProgressTexts:
         blocks = counted(progress.abba_blocks, "ABBA block")
     if blocks and progress.pairs:
         blocks += f" of {counted(progress.pairs, 'pair')} of processes"
-    return ProgressTexts(
-        spent, progress.doing, blocks, interval_text(progress.ratio, progress.low, progress.high)
-    )
+    ratio = interval_text(progress.ratio, progress.low, progress.high)
+    return ProgressTexts(spent, progress.doing, blocks, ratio)
 
 
 def measurement(progress: Progress) -> str:
@@ -72,10 +74,10 @@ def trial_blocks(trial: TrialEvent, title: str = "") -> Iterator[Block]:
     rows = []
     for name, side in (("baseline", trial.base), (_change(trial), trial.change)):
         if side.get("prepare_s") is not None:
-            setup, rate = duration(side["prepare_s"]), side.get("items_per_s")
+            setup, speed = duration(side["prepare_s"]), side.get("items_per_s")
             if side.get("compile_s") is not None:
                 setup += f" ({duration(side['compile_s'])} compiling)"
-            throughput = MISSING if rate is None else f"{number(rate)} {side.get('unit') or 'item'}s/s"
+            throughput = MISSING if speed is None else rate(speed, plural(side.get("unit") or "item"))
             rows.append((name, duration(side.get("step_s")), throughput, setup, size(side.get("peak_bytes"))))
     if rows:
         columns = ("", "step", "throughput", "setup", "peak memory")
@@ -133,3 +135,117 @@ def trials_blocks(trials: Sequence[TrialEvent], name: str) -> list[Block]:
 
 def _change(trial: TrialEvent) -> str:
     return ", ".join(map(str, trial.sets)) or "no change"
+
+
+COLUMNS = ("state", "setting", "vs. best so far", "vs. baseline", "memory", "losses", "why")
+
+
+def setting_texts(row: TuningRow) -> tuple[str, ...]:
+    """The cells of a setting; those that say nothing are ""."""
+    trial, figures = row.trial, ("", "", "", "")
+    if trial is not None and trial.ratio is not None:
+        losses = "n/a" if trial.loss == "not comparable" else trial.loss
+        memory = size(trial.change.get("peak_bytes"))
+        figures = (ratio_text(trial), ratio_text(row.to_start), memory, losses)
+    verdict = trial.verdict if trial is not None else ""
+    return row.state, row.candidate.title, *figures, row.reason or verdict
+
+
+def tuning_blocks(state: TuningState) -> Iterator[Block]:
+    """The settings that were asked for, and the result in a sentence."""
+    from ndd_engine.trial.tuning import NOT_ASKED
+
+    rows = tuple(setting_texts(row) for row in state.rows if row.reason != NOT_ASKED)
+    if rows:
+        yield Table("", COLUMNS, rows)
+    yield Text(state.text)
+
+
+_COLUMNS = ("", "step", "items/s", "of linear", "exchange", "skew", "memory")
+# Findings that are shown for each number of ranks.
+_MOST_FINDINGS = 2
+
+
+def scaling_blocks(state: ScalingState, name: str) -> Iterator[Block]:
+    """name: of the run or the configuration, for the commands."""
+    from ndd_engine.trial.scaling import in_words
+
+    if state.failed:
+        yield Text(state.failed, "bad")
+    yield Text(state.batch_text)
+    rows = tuple((row.point.name, *_figures(row)) for row in state.rows)
+    yield Table("", _COLUMNS, rows, frozenset(range(1, len(_COLUMNS))))
+    for row in state.rows:
+        if row.text and not state.failed:
+            yield Text(row.text)
+            yield from (Text(f"  {line}") for line in in_words(row.lost))
+            for finding in list(row.facts.get("findings") or ())[:_MOST_FINDINGS]:
+                yield verdict(checker(Finding).validate_python(finding), name)
+
+
+def _figures(row: ScalingRow) -> tuple[str, ...]:
+    facts = row.facts
+    rate, efficiency = facts.get("items_per_s"), row.efficiency
+    share = MISSING
+    if row.first is None:
+        share = "" if rate is not None else MISSING
+    elif efficiency is not None:
+        value, low, high = efficiency
+        share = f"{percent(value)} ({low * 100:.0f} to {high * 100:.0f})"
+    parts: Mapping[str, float] = facts.get("parts_ns") or {}
+    alone = row.point.ranks == 1
+    spans = (span(parts[name]) if name in parts else MISSING for name in ("exchange", "skew"))
+    exchanged = ("", "") if alone else tuple(spans)
+    return duration(facts.get("step_s")), number(rate), share, *exchanged, size(facts.get("peak_bytes"))
+
+
+def claims_listed(wanted: Sequence[Claim], place: Place, budget_s: float) -> Iterator[Block]:
+    """Each claim with the condition under which it is measured, then how long that takes."""
+    rows: list[tuple[str, str]] = []
+    for claim in wanted:
+        rows.append((claim.id, f"{claim.guide}: {claim.text}"))
+        rows += (("", text) for text in part_conditions(claim, place))
+    yield Facts(tuple(rows))
+    yield Text(duration_text(wanted, place, budget_s))
+
+
+def part_conditions(claim: Claim, place: Place) -> list[str]:
+    """The condition under which each part is measured on this machine, without repetitions."""
+    texts = []
+    for part in claim.parts:
+        variant, missing = part.choose(place)
+        name = f"{part.name}: " if part.name else ""
+        if variant is None:
+            texts.append(f"{name}not measurable on this machine: {missing}")
+        elif variant.where:
+            needs = f"; the condition of the {claim.guide} guide {missing}" if missing else ""
+            texts.append(f"{name}on this machine: {variant.where}{needs}")
+        else:
+            texts.append(f"{name}same condition as in the {claim.guide} guide")
+    return list(dict.fromkeys(texts))
+
+
+def duration_text(wanted: Sequence[Claim], place: Place, budget_s: float) -> str:
+    """How many measurements there are, and how long they take at most."""
+    from ndd_engine.trial.claims import measurements
+
+    count = sum(measurements(claim, place) for claim in wanted)
+    return f"{counted(count, 'measurement')} of up to {duration(budget_s)} each: {duration(count * budget_s)} at most"
+
+
+def claims_measured(results: Sequence[ClaimResult]) -> Iterator[Block]:
+    """Each claim with its verdict and its measurements, then the number of claims per verdict."""
+    from ndd_engine.trial.claims import conditions, headline
+
+    if not results:
+        return
+    yield Text(f"measured on {results[0].device}")
+    rows: list[tuple[str, str]] = []
+    for result in results:
+        verdict, colon, rest = headline(result).partition(":")
+        rows.append((result.claim.id, f"{verdict.upper()}{colon}{rest}"))
+        rows.append(("", f"{result.claim.guide}: {result.claim.text}"))
+        rows += (("", line) for line in conditions(result))
+    yield Facts(tuple(rows))
+    verdicts = [result.verdict for result in results]
+    yield Text(", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts)))

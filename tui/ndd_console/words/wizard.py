@@ -85,9 +85,8 @@ def remark(proposal: Proposal, details: bool = False) -> str:
         words.append(known.verdict)
     elif known is not None:
         memory = f"{size(known.memory_bytes)}, " if details else ""
-        spread = (
-            f" (rounds vary by {known.spread * 100:.0f} %)" if details and known.spread is not None else ""
-        )
+        varies = "" if known.spread is None else f" (rounds vary by {known.spread * 100:.0f} %)"
+        spread = varies if details else ""
         words.append(f"measured {memory}{duration(known.step_s)} per step{spread}")
     if proposal.over_bytes:
         words.append(f"measured memory is over the limit by {size(proposal.over_bytes)}")
@@ -101,7 +100,6 @@ def remark(proposal: Proposal, details: bool = False) -> str:
 def proposal_blocks(
     proposed: ProposalSet, best: Proposal | None, choice: Choice | None = None
 ) -> Iterator[Block]:
-    """The table of proposals with notes."""
     situation = proposed.situation
     yield Text(f"{situation.device_name}: {size(situation.free_bytes)} usable")
     yield from map(Text, situation_texts(proposed))
@@ -124,9 +122,8 @@ def proposal_blocks(
         for proposal in shown
     )
     yield Table("", ("", *(column.name for column in columns), ""), rows)
-    if choice is not None and any(
-        proposal.measured is not None and proposal.measured.step_s for proposal in measured
-    ):
+    timed = any(proposal.measured is not None and proposal.measured.step_s for proposal in measured)
+    if choice is not None and timed:
         yield Text(choice.text + ("" if best is not None else "; nothing is written"))
     elif best is None and any(proposal.fits for proposal in proposed.rows):
         yield Text("all measured proposals failed; nothing is written")
