@@ -1,4 +1,4 @@
-"""Every screen of widgets is a whole frame at every size, in ASCII too, and shows no control character."""
+"""Every screen is a whole frame at every size, in ASCII too, without control characters; `make serve` opens it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ndd_engine.trial.tuning import TuningRow
 from . import serve
 from .fake_sources import Clock, FakeHome, FakeSource, FakeTrials
 from .fake_tuning import DONE, MEASURING, FixedTuning
-from .fakes import FINDING, MEASURED, SECOND, SETTINGS, T0, found, snapshot, trial_event
+from .fakes import FINDING, MEASURED, SECOND, SETTINGS, T0, found, run_event, snapshot, trial_event
 from .pilots import press, text_of, until
 
 # In ASCII only the first three: one filter makes it of any frame.
@@ -144,3 +144,23 @@ async def test_the_selected_entry_of_a_long_list_is_on_the_screen(size: tuple[in
         assert "run-39" in text_of(app) and "run-0 " not in text_of(app)
         await press(pilot, "home")
         assert "chartext" in text_of(app) and "run-39" not in text_of(app)
+
+
+@pytest.mark.parametrize("item", ["x" * 300, "漢" * 30, "e" + "\u0301" * 50, "\x1b[2J"])
+async def test_the_live_screen_is_whole_with_a_long_name_of_an_item(item: str) -> None:
+    app = ConsoleApp(FakeSource(snapshot(run=run_event(item=item, token=item))), None)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert_whole(app, ascii_only=False)
+    assert app.failures == []
+
+
+def test_without_a_name_the_screens_are_listed_and_an_unknown_one_is_one_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert serve.main([]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(serve.SCREENS)
+    for words in (["nonsense"], ["livee"], ["live", "home"], ["\x1b[31mlive"]):
+        assert serve.main(words) == 2
+        error = capsys.readouterr().err
+        assert "live" in error and error.count("\n") == 1 and "\x1b" not in error
