@@ -37,14 +37,12 @@ def test_all_mistakes_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(MISTAKES)
     problems = json.loads(call("check", "run.toml", "--json", folder=tmp_path).stdout)["problems"]
     assert {problem["key"]: problem["where"] for problem in problems} == {
-        "run.epochs": "run.toml line 3",
-        "run.device": "run.toml line 4",
-        "batch.sequence": "run.toml line 6",
-        "batch.micor": "run.toml line 7",
-        "loader": "run.toml line 8",
-        "optimizer.lr": "run.toml line 11",
-        "optimizer.betas.1": "run.toml line 12",
-    }
+        key: f"run.toml line {line}"
+        for key, line in {
+            "run.epochs": 3, "run.device": 4, "batch.sequence": 6, "batch.micor": 7, "loader": 8, "optimizer.lr": 11,
+            "optimizer.betas.1": 12,
+        }.items()
+    }  # fmt: skip
     for command in ("train", "check"):
         message = refused(command, "run.toml", folder=tmp_path)
         assert len(message.splitlines()) == len(problems)
@@ -133,10 +131,6 @@ def test_command_line_mistakes(tmp_path: Path, line: str, named: str) -> None:
     assert named in refused(*shlex.split(line), folder=tmp_path)
 
 
-def test_an_unknown_option_that_names_no_key_gets_no_key(tmp_path: Path) -> None:
-    assert "--set" not in refused("train", "--nonsense", folder=tmp_path)
-
-
 def test_runs_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "runs").write_text("a file, not a folder")
     assert str(tmp_path / "runs") in refused("train", "--headless", folder=tmp_path)
@@ -146,12 +140,9 @@ def test_mistakes_name_the_option_that_was_typed(tmp_path: Path) -> None:
     for command in (("train",), ("run", "--", "python", "train.py")):
         message = refused(command[0], "--run", "../x", *command[1:], folder=tmp_path)
         assert message.startswith("ndd-console: --run ../x: ") and "--set" not in message
-    assert "'--epochs'; to set this key: --set run.epochs=" in refused(
-        "train", "--epochs", "3", folder=tmp_path
-    )
+    assert "--set" not in refused("train", "--nonsense", folder=tmp_path)
     assert r"'\x1b[31m'" in refused("config", "\x1b[31m", folder=tmp_path)
-    message = refused("tune", "--only", "worker", folder=tmp_path)
-    assert message.startswith("ndd-console: --only worker: ") and "workers-N" in message
+    assert "workers-N" in refused("tune", "--only", "worker", folder=tmp_path)
 
 
 def test_every_setting_that_a_machine_can_try_can_be_named() -> None:
