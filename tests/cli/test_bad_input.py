@@ -5,15 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ndd_console.cli.tune import check_names
-from ndd_engine.config import read
-from ndd_engine.trial.tuning import trained
-from ndd_watch.changes import Place, candidates
 from tests.trial.written_runs import steady, windows, write_run
 
 from .program import call, refused
@@ -143,11 +138,3 @@ def test_mistakes_name_the_option_that_was_typed(tmp_path: Path) -> None:
     assert "--set" not in refused("train", "--nonsense", folder=tmp_path)
     assert r"'\x1b[31m'" in refused("config", "\x1b[31m", folder=tmp_path)
     assert "workers-N" in refused("tune", "--only", "worker", folder=tmp_path)
-
-
-def test_every_setting_that_a_machine_can_try_can_be_named() -> None:
-    here = trained(Place(True, 8, (9, 0), True), read().resolve())
-    for place in (here, replace(here, script=True), replace(here, gpu=False)):
-        found = candidates(place)
-        check_names([name for one in found for name in (one.name, one.group) if name])
-    check_names(["bf16", "fp16", "tf32", "compile", "workers-64"])

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -16,9 +17,9 @@ import pytest
 from ndd_console.cli.measuring import stoppable
 from ndd_console.cli.printing import say
 from ndd_console.cli.try_ import TrialProgress
-from ndd_console.cli.tune import ONLY
+from ndd_console.cli.tune import ONLY, check_names
 from ndd_console.cli.wizard import WizardProgress
-from ndd_engine.config import read
+from ndd_engine.config import WORKLOADS, read
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.trial.claims import Verdict
@@ -252,15 +253,18 @@ def test_ctrl_c_prints_the_results_so_far(tmp_path: Path) -> None:
     assert "[batch]" in body["toml"]
 
 
-@pytest.mark.parametrize("workload", ["antispoof", "chartext", "finetune", "eeg", "summarise"])
+@pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize(("gpu", "attention"), [(True, "auto"), (True, "math"), (False, "auto")])
-def test_the_help_of_tune_lists_what_only_accepts(workload: str, gpu: bool, attention: str) -> None:
+def test_every_setting_that_can_be_tried_can_be_named_and_is_in_the_help(
+    workload: str, gpu: bool, attention: str
+) -> None:
     listed = ", ".join(ONLY).split(", ")
     sets = ["batch.accumulation=4", "loader.persistent=false", f"speed.attention={attention}"]
-    config = read(workload=workload, sets=sets).resolve()
-    for candidate in candidates(trained(Place(gpu, 4), config)):
-        for name in filter(None, (candidate.name, candidate.group)):
-            assert re.sub(r"\d+$", "N", name) in listed or name in listed, name
+    here = trained(Place(gpu, 4), read(workload=workload, sets=sets).resolve())
+    for place in (here, replace(here, script=True)):
+        for name in (name for one in candidates(place) for name in (one.name, one.group) if name):
+            assert place.script or re.sub(r"\d+$", "N", name) in listed or name in listed, name
+            check_names([name])
 
 
 # claims
@@ -337,25 +341,3 @@ def test_progress_prints_each_stage_once() -> None:
         progress.look(text, share)
     assert len(told) == 2
     assert "\x1b" not in told[1]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.budget(25)
-def test_a_file_is_changed_and_an_invalid_one_is_rejected_first(tmp_path: Path) -> None:
-    mine = tmp_path / "mine.toml"
-    mine.write_text(
-        '# mine\n[workload]\nname = "eeg" # the recordings\nsamples = 400\n[batch]\nsequence = 8\nmicro = 16\n'
-        '[run]\ndevice = "cpu"\nmax_steps = 5\n'
-    )
-    arguments = ("--headless", "--no-verify", "--effective-batch", "32", "--force", "-o", "mine.toml")
-    done = run("wizard", "mine.toml", *arguments, folder=tmp_path)
-    assert done.returncode == 0, done.stderr
-    text = mine.read_text()
-    assert text.startswith("# mine\n") and "# the recordings" in text
-    batch = read(mine).resolve().batch
-    assert batch.micro * batch.accumulation == 32
-    mine.write_text("[batch\n")
-    done = call("wizard", "--workload", "eeg", *arguments, folder=tmp_path)
-    assert done.returncode == 2 and mine.read_text() == "[batch\n"
-    assert "mine.toml" in done.stderr and "probing" not in done.stderr

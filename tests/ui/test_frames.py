@@ -14,7 +14,6 @@ from textual.pilot import Pilot
 from ndd_console.app import ConsoleApp, TuningApp
 from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.run_sources import RunRow
-from ndd_console.screens.trial import TrialScreen
 from ndd_console.view.style import PLAIN, Look
 from ndd_console.words.blocks import Block, Text
 from ndd_engine.record.events import TextsEvent
@@ -22,7 +21,7 @@ from ndd_engine.trial.outcome import Progress
 from ndd_engine.trial.tuning import TuningRow
 
 from . import serve
-from .fake_sources import Clock, FakeHome, FakeSource, FakeTrials
+from .fake_sources import Clock, FakeHome, FakeJob, FakeSource, FakeTrials
 from .fake_tuning import DONE, MEASURING, FixedTuning
 from .fakes import FINDING, MEASURED, SECOND, SETTINGS, T0, found, run_event, snapshot, trial_event
 from .pilots import press, text_of, until
@@ -52,15 +51,22 @@ class HostileHome(FakeHome):
         return [StartRow(HOSTILE, HOSTILE, HOSTILE, kind="own"), *super().workloads()]
 
 
-def run(**changes: Any) -> Callable[[Look], ConsoleApp]:
+def hostile_trials() -> FakeTrials:
+    result = trial_event(text=HOSTILE, sets=[HOSTILE])
+    return serve.FixedTrials(
+        job=FakeJob(progress=Progress(HOSTILE, 18.0, 60.0, 3, 1.4), result=result, done=True)
+    )
+
+
+def run(trials: Callable[[], FakeTrials] = FakeTrials) -> Callable[[Look], ConsoleApp]:
     change = replace(FINDING, title=HOSTILE, changes=(replace(FINDING.changes[0], text=HOSTILE),))
     values = {
         **MEASURED, "settings": (*SETTINGS, replace(SETTINGS[0], name="x" * 70, requested=HOSTILE)),
-        "texts": TextsEvent(7, [HOSTILE, "a\nb"]), "scalars": ((HOSTILE, ((1, 0.5),)),), **changes,
+        "texts": TextsEvent(7, [HOSTILE, "a\nb"]), "scalars": ((HOSTILE, ((1, 0.5),)),),
     }  # fmt: skip
 
     def make(look: Look) -> ConsoleApp:
-        source = FakeSource(snapshot(**values), tries=FakeTrials(), output=["x" * 300, "[b]", "数据" * 99])
+        source = FakeSource(snapshot(**values), tries=trials(), output=["x" * 300, "[b]", "数据" * 99])
         rules = found(FINDING, change, SECOND)
         return ConsoleApp(source, None, look=look, refresh_hz=4.0, clock=Clock(T0), rules=rules)
 
@@ -88,6 +94,7 @@ SCREENS: dict[str, tuple[Callable[[Look], App[str]], Sequence[str]]] = {
     "trial": (run(), ("t",)),
     "trial with a mistake": (run(), ("t", "e", "[", "b", "]", "=", "'", "enter")),
     "measuring": (run(), ("t", "enter")),
+    "trial with a result": (run(hostile_trials), ("t", "enter")),
     "tuning": (hostile_tuning, ()),
     **{
         name: (scene.app, scene.keys)
@@ -114,21 +121,6 @@ async def test_a_whole_frame(name: str, look: Look) -> None:
     async with make(look).run_test(size=(80, 24)) as pilot:
         await serve.press(pilot, keys)
         await through_all_sizes(pilot, look.ascii_only)
-
-
-async def test_progress_and_result_of_a_trial() -> None:
-    async with run()(Look(ascii_only=True)).run_test(size=(80, 24)) as pilot:
-        await press(pilot, "t", "enter")
-        screen = pilot.app.screen
-        assert isinstance(screen, TrialScreen)
-        trials = screen._trials
-        assert isinstance(trials, FakeTrials)
-        trials.jobs[0].progress = Progress(HOSTILE, 18.0, 60.0, 3, 1.4, 1.2, 1.61)
-        screen.poll()
-        await through_all_sizes(pilot, ascii_only=True)
-        trials.jobs[0].result, trials.jobs[0].done = trial_event(text=HOSTILE, sets=[HOSTILE]), True
-        screen.poll()
-        await through_all_sizes(pilot, ascii_only=True)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (40, 12), (39, 8)])
