@@ -1,13 +1,10 @@
-"""The moving picture of the README: how it is written, and what the committed one shows."""
+"""The moving picture of the README: what it shows, in which time, and that it needs nothing else."""
 
 from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
-
-import pyte
-from screenshots import moving
 
 ROOT = Path(__file__).parents[2]
 TOUR = ROOT / "screenshots/tour.svg"
@@ -22,21 +19,6 @@ def texts(svg: str) -> list[str]:
 def seconds(svg: str) -> float:
     (length,) = re.findall(r"animation:play ([\d.]+)s", svg)
     return float(length)
-
-
-def test_frames_follow_each_other() -> None:
-    screen = pyte.Screen(20, 3)
-    stream = pyte.Stream(screen)
-    frames = []
-    for t, output in enumerate(("$ ", "\x1b[1;31m<red>\x1b[0m &", "\r\n\x1b[7mback\x1b[0m")):
-        stream.feed(output)
-        frames.append(moving.Frame(float(t), moving.rows_of(screen)))
-    svg = moving.animated(frames, 2.0, "a <title>")
-    assert {"$ ", "<red>", " &", "back "} <= set(texts(svg))
-    assert seconds(svg) == 4.0 and svg.count("translateY") == 4
-    # A row is written once, whatever the number of its frames; with the cursor it is another one.
-    assert texts(svg).count("<red>") == 2
-    assert "font-weight:bold" in svg and moving.COLOURS["red"] in svg
 
 
 def test_the_tour_is_the_first_picture_needs_nothing_else_and_shows_all_in_20_seconds() -> None:

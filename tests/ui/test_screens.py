@@ -12,7 +12,7 @@ from ndd_console.jobs.log_tail import LogTail
 from ndd_console.screens.dialogs import Question
 from ndd_console.screens.live import SHARE, STOPPING, DrawPace, LiveScreen
 from ndd_console.screens.log import LogScreen
-from ndd_console.screens.pages import HelpScreen, PageScreen, SettingsScreen
+from ndd_console.screens.pages import PageScreen, SettingsScreen
 
 from .fake_sources import Clock, FakeSource
 from .fakes import SETTINGS, T0, empty_snapshot, ended, mark, snapshot
@@ -147,18 +147,6 @@ async def test_preparing_counts_seconds() -> None:
 
 
 # Pages
-
-
-async def test_the_help_page_has_the_glossary() -> None:
-    async with running(FakeSource()) as (app, pilot):
-        await press(pilot, "question_mark")
-        assert isinstance(app.screen, HelpScreen)
-        text = ""
-        for _ in range(12):
-            text += text_of(app)
-            await press(pilot, "space")
-        for word in ("Ctrl-C", "micro-step", "data_wait", "MFU", "ABBA block", "n/a"):
-            assert word in text, word
 
 
 async def test_the_page_of_settings_follows_the_run() -> None:
