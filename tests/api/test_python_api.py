@@ -6,6 +6,7 @@ import gc
 import inspect
 import os
 import pkgutil
+import re
 import signal
 import subprocess
 import sys
@@ -40,10 +41,12 @@ from ndd_engine import (
     run_trial,
 )
 
+PAGE = Path(__file__).parents[2] / "docs" / "python-api.md"
+RUN: dict[str, Any] = {"threads": 1, "device": "cpu"}
 TINY: dict[str, Any] = {
     "workload": {"name": "eeg", "samples": 400, "channels": 2, "hidden": [8]},
     "batch": {"sequence": 8, "micro": 16},
-    "run": {"threads": 1, "device": "cpu", "max_steps": 20},
+    "run": {**RUN, "max_steps": 20},
     "log": {"window_s": 0},
 }
 
@@ -76,11 +79,10 @@ def test_the_package_and_the_names_that_need_no_torch_do_not_import_it(tmp_path:
     assert done.wait(LIMIT_S) == 0, done.communicate()[1]
 
 
-def test_public_functions_and_subpackages_have_different_names() -> None:
+def test_every_public_name_exists_and_is_documented_and_typed() -> None:
     assert not {module.name for module in pkgutil.iter_modules(ndd_engine.__path__)} & set(ndd_engine.__all__)
-
-
-def test_every_public_name_exists_and_is_documented() -> None:
+    for name in ("ndd_engine", "ndd_console", "ndd_profiles"):
+        assert (Path(__import__(name).__path__[0]) / "py.typed").is_file()
     assert set(ndd_engine.__all__) <= set(dir(ndd_engine))
     for name in ndd_engine.__all__:
         assert inspect.getdoc(getattr(ndd_engine, name)), name
@@ -91,18 +93,16 @@ def test_every_public_name_exists_and_is_documented() -> None:
         _ = ndd_engine.trains
 
 
-def test_types_are_marked_in_all_three_packages() -> None:
-    for name in ("ndd_engine", "ndd_console", "ndd_profiles"):
-        package = __import__(name)
-        assert (Path(package.__path__[0]) / "py.typed").is_file()
-
-
 # run_training
 
 
 @pytest.mark.long
-def test_a_run_is_resumed_with_its_own_configuration(tmp_path: Path) -> None:
-    run_training(TINY, run="one", runs=tmp_path)
+def test_a_run_is_resumed_with_its_own_configuration_and_events_are_passed_on(tmp_path: Path) -> None:
+    seen: list[tuple[float, Event]] = []
+    first = run_training(TINY, run="one", runs=tmp_path, on_event=lambda t, event: seen.append((t, event)))
+    assert isinstance(seen[-1][1], EndEvent)
+    assert [event.type for _, event in seen] == [event.type for _, event in first.record]
+    assert [t for t, _ in seen] == sorted(t for t, _ in seen)
     result = run_training(resume="one", sets={"run.max_steps": 30}, runs=tmp_path)
     assert (result.status, result.step) == ("done", 30)
     assert result.snapshot.run is not None and result.snapshot.run.resumed_step == 20
@@ -115,23 +115,10 @@ def test_a_run_is_resumed_with_its_own_configuration(tmp_path: Path) -> None:
 def test_a_file_and_values_on_top(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('workload = { name = "eeg", samples = 400, channels = 2, hidden = [8] }\n')
-    values = {
-        "run.max_steps": 3,
-        "run": {"threads": 1, "device": "cpu"},
-        "batch": {"sequence": 8, "micro": 32},
-    }
+    values = {"run.max_steps": 3, "run": RUN, "batch": {"sequence": 8, "micro": 32}}
     result = run_training(file, sets=values, runs=tmp_path / "runs")
     assert result.status == "done" and result.path.name == "eeg-001"
     assert (result.record.config.batch.micro, result.record.config.run.max_steps) == (32, 3)
-
-
-@pytest.mark.long
-def test_events_are_passed_on_as_they_are_recorded(tmp_path: Path) -> None:
-    seen: list[tuple[float, Event]] = []
-    result = run_training(TINY, runs=tmp_path, on_event=lambda t, event: seen.append((t, event)))
-    assert isinstance(seen[-1][1], EndEvent)
-    assert [event.type for _, event in seen] == [event.type for _, event in result.record]
-    assert [t for t, _ in seen] == sorted(t for t, _ in seen)
 
 
 def broken(folder: Path) -> dict[str, Any]:
@@ -168,10 +155,8 @@ def test_the_process_is_left_as_it_was(tmp_path: Path) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("presses", few([1, 2], 1))
 def test_ctrl_c_saves_a_checkpoint_and_raises_keyboard_interrupt(tmp_path: Path, presses: int) -> None:
-    endless = {**TINY, "run": {"threads": 1, "device": "cpu", "epochs": 100_000}}
-    code = (
-        f"from ndd_engine import run_training\nrun_training({endless!r}, run='one')\nprint('not reached')\n"
-    )
+    endless = {**TINY, "run": {**RUN, "epochs": 100_000}}
+    code = f"from ndd_engine import run_training\nrun_training({endless!r}, run='one')\nprint('no')\n"
     process = script(code, tmp_path)
     events = tmp_path / "runs" / "one" / "events.jsonl"
     try:
@@ -213,7 +198,7 @@ def test_a_wrong_configuration_names_the_key_and_the_allowed_values(
 
 
 def test_resume_takes_no_other_configuration(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="omit config"):
+    with pytest.raises(UsageError, match="config"):
         run_training(TINY, resume="one", runs=tmp_path)
     with pytest.raises(UsageError, match="one"):
         run_training(resume="one", runs=tmp_path)
@@ -243,11 +228,7 @@ def test_a_record_gives_events_configuration_and_checkpoints(trained: Result) ->
 @pytest.mark.long
 def test_a_live_run_is_followed(tmp_path: Path) -> None:
     opened = threading.Event()
-    endless = {
-        **TINY,
-        "run": {"threads": 1, "device": "cpu", "epochs": 100_000, "max_steps": 3000},
-        "log": {"window_s": 0.05},
-    }
+    endless = {**TINY, "run": {**RUN, "epochs": 100_000, "max_steps": 1000}, "log": {"window_s": 0.05}}
 
     def work() -> None:
         run_training(endless, run="one", runs=tmp_path, on_event=lambda t, event: opened.set())
@@ -262,7 +243,7 @@ def test_a_live_run_is_followed(tmp_path: Path) -> None:
     finally:
         thread.join(100)
     assert isinstance(seen[-1], EndEvent) and any(isinstance(event, WindowEvent) for event in seen)
-    assert not record.live and record.snapshot().step == 3000
+    assert not record.live and record.snapshot().step == 1000
 
 
 def test_there_is_no_such_run(trained: Result, tmp_path: Path) -> None:
@@ -291,3 +272,19 @@ def test_memory_and_step_time_are_predicted() -> None:
     assert found.fits is True and found.nearest is None
     assert found.reliable is (found.reason == "")
     assert 0 < found.step_s < 10 and found.parameters > 0
+
+
+# docs/python-api.md
+
+
+@pytest.mark.long
+def test_the_examples_run(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    text = "\n".join(blocks)
+    assert len(blocks) >= 8 and "budget=20" in text
+    (tmp_path / "page.py").write_text(text.replace("budget=20", "budget=2"), encoding="utf-8")
+    process = script("import page", tmp_path)
+    out, err = process.communicate(timeout=280)
+    assert process.returncode == 0, err
+    assert out.startswith("done\n100\n") and "batch.micor" in out
+    assert (tmp_path / "runs" / "first" / "events.jsonl").is_file()

@@ -58,9 +58,8 @@ LESS = {
     "claims": "--budget 1",
     "runs delete": "--yes",
 }
-# What takes longer than a long test may.
-SLOW = ("try --set loader.workers=4 -- ", "try last", "try train-001", "tune -- ", "tune --run", "scaling",
-        "claims", "wizard", "check --set", "train run.toml --ranks", "run -- torchrun", "run --memory")  # fmt: skip
+# One of each kind begins in `make test-all`; the others need runs first, or do what tests of their command do.
+SOON = ("check run.toml", "try --set loader.workers=4", "tune run.toml -o tuned.toml")
 # The script's Python is this one.
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 # What an example needs that is an extra.
@@ -128,14 +127,22 @@ def less(example: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a configuration, a script, a workload, and a run of each of them."""
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a configuration and a script."""
     folder = tmp_path_factory.mktemp("examples")
     (folder / "run.toml").write_text(TOML)
-    (folder / "train.py").write_text(SCRIPT)
     (folder / "my_package").mkdir()
     (folder / "my_package" / "__init__.py").write_text("")
-    (folder / "my_package" / "train.py").write_text(SCRIPT)
+    for place in (folder, folder / "my_package"):
+        (place / "train.py").write_text(SCRIPT)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(project: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with a workload and runs."""
+    folder = tmp_path_factory.mktemp("trained") / "examples"
+    shutil.copytree(project, folder)
     own = ("--set", "run.threads=1", "--set", "batch.micro=4", "--set", "batch.sequence=32",
            "--set", "workload.options.width=2", "--set", "checkpoint.every_steps=600", "--set", "checkpoint.keep=9",
            "--set", "evaluate.every_steps=600", "--max-steps", "1200")  # fmt: skip
@@ -151,6 +158,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_command_has_examples() -> None:
+    assert set(SOON) < set(EXAMPLES)
     assert {line.split()[0] for line in EXAMPLES if not line.startswith("--")} == {*COMMANDS} - {"completion"}
 
 
@@ -182,24 +190,28 @@ def test_a_quick_example_runs(example: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def ran(example: str, folder: Path) -> None:
+    done = run(*less(example), folder=folder, timeout=1700, PATH=PATH)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
 @pytest.mark.long
 @pytest.mark.budget(60)
+@pytest.mark.parametrize("example", SOON)
+def test_an_example_runs(example: str, project: Path, tmp_path: Path) -> None:
+    ran(example, shutil.copytree(project, tmp_path / "copy"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
-    "example",
-    [
-        pytest.param(
-            line, marks=[pytest.mark.slow, pytest.mark.timeout(1800)] if line.startswith(SLOW) else []
-        )
-        for line in EXAMPLES
-        if not line.startswith(QUICK)
-    ],
+    "example", [line for line in EXAMPLES if not line.startswith(QUICK) and line not in SOON]
 )
-def test_an_example_runs(example: str, trained: Path, tmp_path: Path) -> None:
+def test_an_example_beside_recorded_runs_runs(example: str, trained: Path, tmp_path: Path) -> None:
     if not all(find_spec(need) for word, needs in EXTRAS.items() if word in example for need in needs):
         pytest.skip("it needs an extra")
     folder = tmp_path / "copy"
     shutil.copytree(trained, folder, ignore=shutil.ignore_patterns("control.sock", "*.lock"))
     if "--run baseline" in example:  # a run of this name begins
         shutil.rmtree(folder / "runs" / "baseline")
-    done = run(*less(example), folder=folder, timeout=1700, PATH=PATH)
-    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    ran(example, folder)

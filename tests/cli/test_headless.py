@@ -1,4 +1,4 @@
-"""A run without a terminal: log lines, events, signals, and what other commands print about it."""
+"""A run without a terminal, as a process: log lines, events, signals, and readers of its output."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +18,12 @@ from typing import Any
 
 import pytest
 
-from ndd_console.output import run_log
-from ndd_console.output.run_log import Output
 from ndd_engine.record.events import PHASES
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from tests import forked
 from tests.records import snapshot_of
+from tests.trial.written_runs import write_run
 from tests.waiting import LIMIT_S, contains, until
 
 from .program import ENDLESS, call, capture_fails, environment, run, start
@@ -55,6 +54,13 @@ def snapshot(folder: Path) -> Snapshot:
 
 def status(folder: Path) -> str:
     return snapshot(folder).status
+
+
+def begin(folder: Path, text: str, *more: str, **options: bool) -> subprocess.Popen[str]:
+    """An endless run "one", whose record holds a text."""
+    process = start("train", "--run", "one", *ENDLESS, *more, folder=folder, **options)
+    wait_for(folder, text)
+    return process
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -124,11 +130,10 @@ def test_events_as_lines(tmp_path: Path) -> None:
 @pytest.mark.promise
 def test_a_second_process_is_refused_and_a_signal_checkpoints_then_stops(tmp_path: Path) -> None:
     """SIGHUP is ignored unless it is configured to stop the run."""
-    process = start("train", "--run", "one", *ENDLESS, "--set", "checkpoint.every_steps=10", folder=tmp_path)
-    wait_for(tmp_path, '"kind":"checkpoint"')
+    process = begin(tmp_path, '"kind":"checkpoint"', "--set", "checkpoint.every_steps=10")
     second = call("train", "--resume", "one", folder=tmp_path)
     assert second.returncode == 2
-    assert str(process.pid) in second.stderr and "attach one" in second.stderr
+    assert str(process.pid) in second.stderr
     process.send_signal(signal.SIGHUP)
     step = snapshot(tmp_path).step
     until(lambda: snapshot(tmp_path).step > step)
@@ -140,8 +145,7 @@ def test_a_second_process_is_refused_and_a_signal_checkpoints_then_stops(tmp_pat
 
 @pytest.mark.promise
 def test_a_configured_hangup_checkpoints_then_stops(tmp_path: Path) -> None:
-    process = start("train", "--run", "one", *ENDLESS, "--set", "console.on_hangup=stop", folder=tmp_path)
-    wait_for(tmp_path, '"type":"window"')
+    process = begin(tmp_path, '"type":"window"', "--set", "console.on_hangup=stop")
     process.send_signal(signal.SIGHUP)
     assert finish(process)[0] == 143
     assert status(tmp_path) == "terminated" and checkpoints(tmp_path)
@@ -150,9 +154,7 @@ def test_a_configured_hangup_checkpoints_then_stops(tmp_path: Path) -> None:
 @pytest.mark.promise
 def test_interrupt_of_the_whole_group_with_loader_workers(tmp_path: Path) -> None:
     """Ctrl-C reaches the workers too; they must live until the checkpoint."""
-    sets = (*ENDLESS, "--set", "loader.workers=2")
-    process = start("train", "--run", "one", *sets, folder=tmp_path, group=True)
-    wait_for(tmp_path, '"type":"window"')
+    process = begin(tmp_path, '"type":"window"', "--set", "loader.workers=2", group=True)
     os.killpg(process.pid, signal.SIGINT)
     assert finish(process)[0] == 130
     assert status(tmp_path) == "interrupted" and checkpoints(tmp_path)
@@ -163,8 +165,7 @@ def test_second_interrupt_stops_at_once(tmp_path: Path) -> None:
     # An evaluation that takes long: the first Ctrl-C waits for its end, the second does not.
     sets = ("evaluate.every_steps=5", "batch.micro=1", "workload.eval_fraction=0.45")
     slow = (word for each in sets for word in ("--set", each))
-    process = start("train", "--run", "one", *ENDLESS, *slow, folder=tmp_path)
-    wait_for(tmp_path, '"status":"evaluating"')
+    process = begin(tmp_path, '"status":"evaluating"', *slow)
     process.send_signal(signal.SIGINT)
     time.sleep(0.3)
     process.send_signal(signal.SIGINT)
@@ -199,8 +200,7 @@ def test_ctrl_c_in_the_first_moments_is_silent(tmp_path: Path) -> None:
 
 @pytest.mark.promise
 def test_a_deleted_run_folder_ends_the_run_as_failed(tmp_path: Path) -> None:
-    process = start("train", "--run", "one", *ENDLESS, "--set", "checkpoint.every_epochs=0", folder=tmp_path)
-    wait_for(tmp_path, '"type":"window"')
+    process = begin(tmp_path, '"type":"window"', "--set", "checkpoint.every_epochs=0")
     shutil.rmtree(tmp_path / "runs" / "one", ignore_errors=True)
     assert process.stderr is not None
     for line in process.stderr:
@@ -217,7 +217,7 @@ def test_a_run_whose_capture_fails_goes_on_in_a_new_process(tmp_path: Path, as_j
     command = capture_fails(tmp_path)
     done = run(*command, *["--json"] * as_json, folder=tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert "--set speed.cuda_graph=false" in done.stderr
+    assert "speed.cuda_graph=false" in done.stderr
     failed, end = (event for event in recorded(tmp_path) if event["type"] == "end")
     assert failed["status"] == "failed" and 0 < failed["step"] < 30
     assert (end["status"], end["step"]) == ("done", 30)
@@ -232,25 +232,19 @@ def test_a_run_whose_capture_fails_goes_on_in_a_new_process(tmp_path: Path, as_j
 
 
 def test_reader_that_leaves_does_not_stop_the_run(tmp_path: Path) -> None:
-    process = start("train", "--run", "one", "--json", *ENDLESS, "--max-steps", "300", folder=tmp_path)
+    process = start("train", "--run", "one", "--json", *EEG, "--max-steps", "300", folder=tmp_path)
     assert process.stdout is not None
     process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=150) == 0 and status(tmp_path) == "done"
 
 
-def short_pipe() -> tuple[int, int]:
-    """(read, write) of a pipe that holds as little as possible."""
-    read, write = os.pipe()
-    with contextlib.suppress(OSError):  # where the size of a pipe cannot be set
-        fcntl.fcntl(write, F_SETPIPE_SZ, 4096)
-    return read, write
-
-
 @contextlib.contextmanager
 def unread(folder: Path, *sets: str) -> Iterator[subprocess.Popen[str]]:
     """Run "one", whose standard output nobody reads. Its pipe is never closed."""
-    read, write = short_pipe()
+    read, write = os.pipe()
+    with contextlib.suppress(OSError):  # where the size of a pipe cannot be set
+        fcntl.fcntl(write, F_SETPIPE_SZ, 4096)
     process = forked.Popen(
         ["--runs", "runs", "train", "--run", "one", "--json", *ENDLESS, "--set", "log.window_s=0", *sets],
         cwd=folder, env=environment(), stdout=write, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True,
@@ -278,59 +272,11 @@ def test_a_run_whose_reader_stopped_reading_exits_with_its_status(tmp_path: Path
         process.send_signal(signal.SIGTERM)
         returned, _, err = finish(process)
     assert returned == 143 and status(tmp_path) == "terminated"
-    assert "standard output" in err  # what was not written
-
-
-def test_the_end_is_the_last_document_for_a_reader_that_was_too_slow(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(run_log, "PATIENT_LINES", 2)
-    read, write = short_pipe()
-    with os.fdopen(write, "w") as stream:
-        output = Output(stream, "output")
-        lines = [f"{number} {'x' * 3000}" for number in range(20)]
-        for line in lines:
-            output.data(line)
-        seen: list[bytes] = []
-        reader = threading.Thread(
-            target=lambda: seen.append(b"".join(iter(lambda: os.read(read, 4096), b"")))
-        )
-        reader.start()
-        lost = output.finish()
-    reader.join()
-    os.close(read)
-    words = seen[0].decode().splitlines()
-    assert words[-1] == lines[-1] and words[0] == lines[0] and len(words) < len(lines)
-    assert lost.startswith(f"{len(lines) - len(words)} lines")
-
-
-def test_a_signal_handler_may_write_while_its_thread_writes(tmp_path: Path) -> None:
-    said, ended = 0, threading.Event()
-    before = signal.getsignal(signal.SIGUSR1)
-    with (tmp_path / "out").open("w") as stream:
-        output = Output(stream, "output")
-
-        def interrupt() -> None:
-            while not ended.wait(0.0005):
-                os.kill(os.getpid(), signal.SIGUSR1)
-
-        signal.signal(signal.SIGUSR1, lambda *_: output.say("signal"))
-        sender = threading.Thread(target=interrupt)
-        sender.start()
-        try:
-            while said < 20_000:
-                output.say("line")
-                said += 1
-        finally:
-            ended.set()
-            sender.join()
-            signal.signal(signal.SIGUSR1, before)
-        output.finish()
-    assert "signal" in (tmp_path / "out").read_text()
+    assert "output" in err  # what was not written
 
 
 def test_closed_standard_streams_do_not_change_the_status_of_a_run(tmp_path: Path) -> None:
-    train = "train --headless --run one --max-steps 3 --workload eeg"
+    train = shlex.join(("train", "--headless", "--run", "one", "--max-steps", "3", *EEG))
     done = subprocess.run(
         ["sh", "-c", f"exec {sys.executable} -m ndd_console --runs runs {train} 0>&- 1>&- 2>&-"],
         cwd=tmp_path, env=environment(), timeout=LIMIT_S, check=False,
@@ -340,15 +286,19 @@ def test_closed_standard_streams_do_not_change_the_status_of_a_run(tmp_path: Pat
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_standard_output_is_a_warning_of_a_run_and_a_failure_of_a_list(tmp_path: Path) -> None:
-    with Path("/dev/full").open("w") as full:
-        for arguments, code in (
-            (("train", *EEG, "--run", "one", "--max-steps", "3"), 0),
-            (("runs",), 1),
-        ):
-            with forked.Popen(
-                ["--runs", "runs", *arguments], cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE,
-                text=True,
-            ) as process:  # fmt: skip
-                returned, _, err = finish(process)
-            assert (returned, "No space left" in err) == (code, True)
+@pytest.mark.parametrize(
+    ("arguments", "code"), [(("train", *EEG, "--run", "one", "--max-steps", "3"), 0), (("runs",), 1)]
+)
+def test_a_full_standard_output_is_a_warning_of_a_run_and_a_failure_of_a_list(
+    tmp_path: Path, arguments: tuple[str, ...], code: int
+) -> None:
+    write_run(tmp_path / "runs" / "old", [])
+    with (
+        Path("/dev/full").open("w") as full,
+        forked.Popen(
+            ["--runs", "runs", *arguments], cwd=tmp_path, env=environment(), stdout=full, stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):  # fmt: skip
+        returned, _, err = finish(process)
+    assert (returned, "No space" in err) == (code, True)

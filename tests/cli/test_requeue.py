@@ -89,22 +89,6 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again(tmp_path: Path
     assert row["name"] == "job"
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_name_that_is_taken_and_a_run_that_has_finished_are_left_as_they_are(tmp_path: Path) -> None:
-    short = ("--set", "workload.size=tiny", "--set", "evaluate.at_end=false")
-    assert run("train", "--run", "one", "--max-steps", "3", *short, folder=tmp_path).returncode == 0
-    before = (tmp_path / "runs" / "one" / "events.jsonl").read_bytes()
-    for named, arguments in (
-        ("--resume one", ("--run", "one", *short)),
-        ("3 steps", ("--resume", "one")),
-        ("run.seed", ("--resume", "one", "--set", "run.seed=5", "--max-steps", "9")),
-    ):
-        done = call("train", *arguments, folder=tmp_path)
-        assert done.returncode == 2 and named in done.stderr
-    assert (tmp_path / "runs" / "one" / "events.jsonl").read_bytes() == before
-
-
 def request(root: Path, *sets: str, name: str | None = "job") -> RunRequest:
     named = () if name is None else (f"run.name={name}",)
     return RunRequest(read(None, ("workload.name=eeg", "run.max_steps=5", *named, *sets)), root)

@@ -104,30 +104,20 @@ def test_names_that_cannot_be_imported(tmp_path: Path, path: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
-def test_a_resume_finds_its_module_from_elsewhere_and_a_moved_one_once_it_is_said_where(
-    tmp_path: Path,
-) -> None:
-    own, elsewhere = write(tmp_path, "moved_workload"), tmp_path / "elsewhere"
+def test_a_module_is_found_beside_its_file_by_a_resume_and_where_it_is_said_to_be(tmp_path: Path) -> None:
+    project, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    assert run("train", "--run", "half", "--max-steps", "4", *own, folder=tmp_path).returncode == 0
-    resume = ("--runs", str(tmp_path / "runs"), "train", "--resume", "half", "--max-steps")
-    assert run(*resume, "6", folder=elsewhere).returncode == 0
-    (tmp_path / "moved_workload.py").rename(elsewhere / "moved_workload.py")
-    assert "moved_workload" in refused(*resume, "8", folder=tmp_path)
-    assert run(*resume, "8", "--set", 'workload.path=["elsewhere"]', folder=tmp_path).returncode == 0
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_configuration_file_finds_the_module_beside_it(tmp_path: Path) -> None:
-    write(tmp_path / "project", "module_beside")
-    file = tmp_path / "project" / "run.toml"
-    file.write_text('[workload]\nname = "module_beside:factory"\n[run]\nmax_steps = 3\n')
+    write(project, "moved_workload")
+    (project / "run.toml").write_text('[workload]\nname = "moved_workload:factory"\n[run]\nmax_steps = 3\n')
     unused = refused("check", "project/run.toml", "--set", "workload.options.unknown=3", folder=tmp_path)
     assert "workload.options.unknown" in unused
-    done = run("train", "project/run.toml", *QUICK, folder=tmp_path)
-    assert done.returncode == 0 and "project/module_beside.py:" in done.stderr, done.stderr
+    done = run("train", "project/run.toml", "--run", "half", *QUICK, folder=tmp_path)
+    assert done.returncode == 0 and "project/moved_workload.py:" in done.stderr, done.stderr
+    resume = ("--runs", str(tmp_path / "runs"), "train", "--resume", "half", "--max-steps")
+    assert run(*resume, "6", folder=elsewhere).returncode == 0
+    (project / "moved_workload.py").rename(elsewhere / "moved_workload.py")
+    assert "moved_workload" in refused(*resume, "8", folder=tmp_path)
+    assert run(*resume, "8", "--set", 'workload.path=["elsewhere"]', folder=tmp_path).returncode == 0
 
 
 # What goes wrong

@@ -51,25 +51,20 @@ class Item:
 
     def __init__(self, file: str, number: int, *marks: pytest.MarkDecorator) -> None:
         self.path, self.number = TESTS / file, number
-        self.marks = {each.name: each.mark for each in marks}
-
-    def get_closest_marker(self, name: str) -> pytest.Mark | None:
-        return self.marks.get(name)
+        self.get_closest_marker = {each.name: each.mark for each in marks}.get
 
 
 @pytest.mark.parametrize("short", [0, 200])
 def test_long_tests_that_guard_the_most_begin_first(short: int) -> None:
     """Each worker has some of them, and the slowest of its own begins first."""
-    long = pytest.mark.long
-    items = [Item(f"cli/test_{number % 7}.py", number, long) for number in range(40)]
-    items += [Item("same/test_same.py", number, long) for number in range(3)]
-    items += [
-        Item(f"script/test_{number % 4}.py", number, long, pytest.mark.budget(10 + number))
-        for number in range(12)
+    long, costs = pytest.mark.long, pytest.mark.budget
+    items: Any = [
+        *(Item(f"cli/test_{number % 7}.py", number, long) for number in range(40)),
+        *(Item("same/test_same.py", number, long) for number in range(3)),
+        *(Item(f"script/test_{number % 4}.py", number, long, costs(10 + number)) for number in range(12)),
+        *(Item("ui/test_app.py", number) for number in range(short)),
     ]
-    items += [Item("ui/test_app.py", number) for number in range(short)]
-    given: Any = items
-    parts: Any = tiers.parts(given, 4)
+    parts: Any = tiers.parts(items, 4)
     assert sorted(map(id, items)) == sorted(id(item) for part in parts for item in part)
     # As pytest-xdist divides a list.
     assert [len(part) for part in parts] == [(len(items) + number) // 4 for number in range(4)]

@@ -10,22 +10,23 @@ import pytest
 
 from ndd_watch import probes
 from tests import versions
-from tests.versions import Passed, environment, interpreter, main, passed
+from tests.versions import Passed, main, passed
 
 
 @pytest.mark.long
-def test_a_python_that_is_not_here_is_skipped_with_the_reason(tmp_path: Path) -> None:
-    assert interpreter("3.4") is None
-    assert environment("3.4", ("torch",), tmp_path / "none") == ("", "there is no Python 3.4 here")
-
-
-@pytest.mark.long
-def test_an_environment_without_torch_is_skipped_and_nothing_that_ran_is_a_failure(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_is_not_here_is_skipped_with_the_reason_and_nothing_that_ran_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(versions, "PROMISED", {})
-    assert main(["/no/python"]) == 1
-    assert "| /no/python |  | skipped: | it has no torch that can be imported |" in capsys.readouterr().out
+    monkeypatch.setattr(versions, "PROMISED", {"3.4": ("torch",)})
+    monkeypatch.setenv("PATH", "")
+    assert main(["/no/python", "--folder", str(tmp_path / "none")]) == 1
+    rows = [[cell.strip() for cell in line.split("|")] for line in capsys.readouterr().out.splitlines()]
+    skipped = {row[1]: row[4] for row in rows if len(row) > 4 and row[3] == "skipped:"}
+    assert (
+        list(skipped) == ["3.4", "/no/python"]
+        and "3.4" in skipped["3.4"]
+        and "torch" in skipped["/no/python"]
+    )
 
 
 @pytest.mark.parametrize(("failed", "status"), [(0, 0), (1, 1)])
@@ -56,7 +57,7 @@ def test_codes_of_python_3_9_are_compared_by_the_table_that_they_have() -> None:
     assert not probes._same(code(b"01"), code(b"02"))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_pass_tells_what_failed(tmp_path: Path) -> None:
     file = tmp_path / "test_it.py"
     file.write_text("def test_one(): pass\n\ndef test_two(): assert 0\n")

@@ -18,15 +18,7 @@ from tests.cli.program import environment, run
 from tests.waiting import LIMIT_S
 
 PAGE = (Path(__file__).parents[2] / "docs" / "weights.md").read_text("utf-8")
-FEW = [
-    "--headless",
-    "--set",
-    "run.threads=1",
-    "--set",
-    "batch.micro=100",
-    "--set",
-    "checkpoint.every_steps=5",
-]
+FEW = shlex.split("--headless --set run.threads=1 --set batch.micro=100 --set checkpoint.every_steps=5")
 
 
 @pytest.fixture

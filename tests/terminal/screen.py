@@ -16,10 +16,9 @@ import pyte
 
 from ndd_engine.record.rundir import all_runs
 from tests import forked
+from tests.cli import program
+from tests.cli.program import ENDLESS as ENDLESS
 from tests.waiting import LIMIT_S
-
-# A tiny step and no end in sight: whatever ends these runs is what the test does.
-ENDLESS = ("--set", "workload.size=tiny", "--set", "run.epochs=100000", "--set", "run.threads=1")
 
 
 class Terminal:
@@ -28,14 +27,7 @@ class Terminal:
     def __init__(
         self, *arguments: str, runs: Path, columns: int = 80, rows: int = 24, **environment: str
     ) -> None:
-        env = {
-            **os.environ,
-            "TERM": "xterm-256color",
-            "OMP_NUM_THREADS": "1",
-            "LANG": "C.UTF-8",
-            **environment,
-        }
-        env.pop("NO_COLOR", None)
+        env = program.environment(TERM="xterm-256color", **environment)
         self.process = forked.in_terminal(["--runs", str(runs), *arguments], env, rows, columns)
         self._runs = runs
         self.screen = pyte.Screen(columns, rows)

@@ -17,6 +17,7 @@ import pytest
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from tests.cli.program import capture_fails
+from tests.tiers import few
 from tests.trial.written_runs import steady, windows, write_run
 from tests.waiting import LIMIT_S
 
@@ -73,11 +74,14 @@ def exiting_workload(folder: Path, ending: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc and prctl")
 @pytest.mark.parametrize(
     ("ending", "status", "words"),
-    [
-        ("os._exit(5)", 5, "status 5"),
-        pytest.param("os._exit(0)", 1, "status 0", marks=pytest.mark.promise),
-        ("os.abort()", 134, "SIGABRT"),
-    ],
+    few(
+        [
+            pytest.param("os._exit(0)", 1, "status 0", marks=pytest.mark.promise),
+            ("os._exit(5)", 5, "status 5"),
+            ("os.abort()", 134, "SIGABRT"),
+        ],
+        1,
+    ),
 )
 def test_training_that_exits_its_process(tmp_path: Path, ending: str, status: int, words: str) -> None:
     exiting_workload(tmp_path, ending)
@@ -119,11 +123,7 @@ def test_a_killed_viewer_restores_the_terminal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "stop",
-    [
-        pytest.param(signal.SIGSTOP, marks=pytest.mark.slow),
-        pytest.param(signal.SIGTSTP, marks=pytest.mark.promise),
-    ],
+    "stop", few([pytest.param(signal.SIGTSTP, marks=pytest.mark.promise), signal.SIGSTOP], 1)
 )
 def test_a_stopped_screen_in_the_background_can_be_terminated(tmp_path: Path, stop: signal.Signals) -> None:
     go = tmp_path / "go"

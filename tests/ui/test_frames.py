@@ -1,4 +1,4 @@
-"""Every screen of widgets is a whole frame at every size, in ASCII too, and shows no control character."""
+"""Every screen is a whole frame at every size, in ASCII too, without control characters; `make serve` opens it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from textual.pilot import Pilot
 from ndd_console.app import ConsoleApp, TuningApp
 from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.run_sources import RunRow
-from ndd_console.screens.trial import TrialScreen
 from ndd_console.view.style import PLAIN, Look
 from ndd_console.words.blocks import Block, Text
 from ndd_engine.record.events import TextsEvent
@@ -22,9 +21,9 @@ from ndd_engine.trial.outcome import Progress
 from ndd_engine.trial.tuning import TuningRow
 
 from . import serve
-from .fake_sources import Clock, FakeHome, FakeSource, FakeTrials
+from .fake_sources import Clock, FakeHome, FakeJob, FakeSource, FakeTrials
 from .fake_tuning import DONE, MEASURING, FixedTuning
-from .fakes import FINDING, MEASURED, SECOND, SETTINGS, T0, found, snapshot, trial_event
+from .fakes import FINDING, MEASURED, SECOND, SETTINGS, T0, found, run_event, snapshot, trial_event
 from .pilots import press, text_of, until
 
 # In ASCII only the first three: one filter makes it of any frame.
@@ -52,15 +51,22 @@ class HostileHome(FakeHome):
         return [StartRow(HOSTILE, HOSTILE, HOSTILE, kind="own"), *super().workloads()]
 
 
-def run(**changes: Any) -> Callable[[Look], ConsoleApp]:
+def hostile_trials() -> FakeTrials:
+    result = trial_event(text=HOSTILE, sets=[HOSTILE])
+    return serve.FixedTrials(
+        job=FakeJob(progress=Progress(HOSTILE, 18.0, 60.0, 3, 1.4), result=result, done=True)
+    )
+
+
+def run(trials: Callable[[], FakeTrials] = FakeTrials) -> Callable[[Look], ConsoleApp]:
     change = replace(FINDING, title=HOSTILE, changes=(replace(FINDING.changes[0], text=HOSTILE),))
     values = {
         **MEASURED, "settings": (*SETTINGS, replace(SETTINGS[0], name="x" * 70, requested=HOSTILE)),
-        "texts": TextsEvent(7, [HOSTILE, "a\nb"]), "scalars": ((HOSTILE, ((1, 0.5),)),), **changes,
+        "texts": TextsEvent(7, [HOSTILE, "a\nb"]), "scalars": ((HOSTILE, ((1, 0.5),)),),
     }  # fmt: skip
 
     def make(look: Look) -> ConsoleApp:
-        source = FakeSource(snapshot(**values), tries=FakeTrials(), output=["x" * 300, "[b]", "数据" * 99])
+        source = FakeSource(snapshot(**values), tries=trials(), output=["x" * 300, "[b]", "数据" * 99])
         rules = found(FINDING, change, SECOND)
         return ConsoleApp(source, None, look=look, refresh_hz=4.0, clock=Clock(T0), rules=rules)
 
@@ -88,6 +94,7 @@ SCREENS: dict[str, tuple[Callable[[Look], App[str]], Sequence[str]]] = {
     "trial": (run(), ("t",)),
     "trial with a mistake": (run(), ("t", "e", "[", "b", "]", "=", "'", "enter")),
     "measuring": (run(), ("t", "enter")),
+    "trial with a result": (run(hostile_trials), ("t", "enter")),
     "tuning": (hostile_tuning, ()),
     **{
         name: (scene.app, scene.keys)
@@ -116,21 +123,6 @@ async def test_a_whole_frame(name: str, look: Look) -> None:
         await through_all_sizes(pilot, look.ascii_only)
 
 
-async def test_progress_and_result_of_a_trial() -> None:
-    async with run()(Look(ascii_only=True)).run_test(size=(80, 24)) as pilot:
-        await press(pilot, "t", "enter")
-        screen = pilot.app.screen
-        assert isinstance(screen, TrialScreen)
-        trials = screen._trials
-        assert isinstance(trials, FakeTrials)
-        trials.jobs[0].progress = Progress(HOSTILE, 18.0, 60.0, 3, 1.4, 1.2, 1.61)
-        screen.look_again()
-        await through_all_sizes(pilot, ascii_only=True)
-        trials.jobs[0].result, trials.jobs[0].done = trial_event(text=HOSTILE, sets=[HOSTILE]), True
-        screen.look_again()
-        await through_all_sizes(pilot, ascii_only=True)
-
-
 @pytest.mark.parametrize("size", [(80, 24), (40, 12), (39, 8)])
 async def test_the_selected_entry_of_a_long_list_is_on_the_screen(size: tuple[int, int]) -> None:
     class Long(FakeHome):
@@ -144,3 +136,23 @@ async def test_the_selected_entry_of_a_long_list_is_on_the_screen(size: tuple[in
         assert "run-39" in text_of(app) and "run-0 " not in text_of(app)
         await press(pilot, "home")
         assert "chartext" in text_of(app) and "run-39" not in text_of(app)
+
+
+@pytest.mark.parametrize("item", ["x" * 300, "漢" * 30, "e" + "\u0301" * 50, "\x1b[2J"])
+async def test_the_live_screen_is_whole_with_a_long_name_of_an_item(item: str) -> None:
+    app = ConsoleApp(FakeSource(snapshot(run=run_event(item=item, token=item))), None)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await pilot.pause()
+        assert_whole(app, ascii_only=False)
+    assert app.failures == []
+
+
+def test_without_a_name_the_screens_are_listed_and_an_unknown_one_is_one_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert serve.main([]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(serve.SCREENS)
+    for words in (["nonsense"], ["livee"], ["live", "home"], ["\x1b[31mlive"]):
+        assert serve.main(words) == 2
+        error = capsys.readouterr().err
+        assert "live" in error and error.count("\n") == 1 and "\x1b" not in error

@@ -1,29 +1,32 @@
-"""Keys on the live screen: commands, questions, pages, and leaving."""
+"""The live screen: commands, questions, pages, the log, ways to leave it, and how often it is drawn."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from textual.events import Key
 
 from ndd_console.app import ConsoleApp
+from ndd_console.jobs.log_tail import LogTail
 from ndd_console.screens.base import Question
-from ndd_console.screens.live import LiveScreen
-from ndd_console.screens.pages import HelpScreen, LogScreen, PageScreen, SettingsScreen
-from ndd_console.words.run import STOPPING
+from ndd_console.screens.live import SHARE, STOPPING, DrawPace, LiveScreen
+from ndd_console.screens.pages import LogScreen, PageScreen, SettingsScreen
 
 from .fake_sources import Clock, FakeSource
 from .fakes import SETTINGS, T0, empty_snapshot, ended, mark, snapshot
 from .pilots import press, running, text_of, tick
 
 
-async def test_keys_become_commands() -> None:
-    source = FakeSource()
+async def test_keys_become_commands_and_notices_are_shown() -> None:
+    source = FakeSource(said="no answer")
     async with running(source) as (app, pilot):
+        assert "no answer" in text_of(app)
+        source.said = None
         await press(pilot, "p", "c", "k", "e")
         assert source.commands == ["pause", "checkpoint", "kernels", "evaluate"]
-        assert "evaluating" in text_of(app)
+        assert "evaluating" in text_of(app) and "no answer" not in text_of(app)
         source.value = snapshot(status="paused", marks=(mark(4_218, "pause", "paused"),))
         await tick(pilot)
         assert "‖ paused" in text_of(app) and "p resume" in text_of(app) and "evaluating" not in text_of(app)
@@ -46,20 +49,17 @@ async def test_q_asks_and_stops_after_a_checkpoint() -> None:
     source = FakeSource()
     async with running(source) as (app, pilot):
         await press(pilot, "q")
-        text = text_of(app)
-        assert isinstance(app.screen, Question) and "charlm-001" in text
+        assert isinstance(app.screen, Question) and "charlm-001" in text_of(app)
         await press(pilot, "p")  # the question stays
-        assert "still running" in text_of(app) and source.commands == []
+        assert isinstance(app.screen, Question) and source.commands == []
         await press(pilot, "escape")
-        assert "still running" not in text_of(app) and app.is_running
+        assert isinstance(app.screen, LiveScreen) and app.is_running
         await press(pilot, "q", "s")
         assert source.commands == ["stop"] and "◐ stopping" in text_of(app) and STOPPING in text_of(app)
-        await press(pilot, "q")
-        assert "is stopping" in text_of(app)
-        await press(pilot, "escape")
+        await press(pilot, "q", "escape")
         source.value = ended("stopped", "stopped from the console")
         await tick(pilot)
-    assert app.return_value == "stop"
+    assert app.return_value == "stop" and source.commands == ["stop"]
 
 
 async def test_the_question_is_gone_when_the_run_has_ended() -> None:
@@ -68,26 +68,23 @@ async def test_the_question_is_gone_when_the_run_has_ended() -> None:
         await press(pilot, "q")
         source.value = ended("done", "all 6,900 steps")
         await tick(pilot)
-        assert "still running" not in text_of(app) and "all 6,900 steps" in text_of(app)
+        assert isinstance(app.screen, LiveScreen) and "all 6,900 steps" in text_of(app)
         assert app.is_running and source.commands == []
 
 
-async def test_ctrl_c_twice_stops_at_once() -> None:
-    source = FakeSource()
-    async with running(source) as (app, pilot):
-        await press(pilot, "ctrl+c")
-        assert source.commands == ["interrupt"] and "Ctrl-C again" in text_of(app)
-        await press(pilot, "ctrl+c")
-    assert source.commands == ["interrupt", "kill"] and app.return_value == "kill"
-
-
-async def test_ctrl_c_once_leaves_when_the_run_has_ended() -> None:
-    source = FakeSource()
-    async with running(source) as (app, pilot):
-        await press(pilot, "ctrl+c")
-        source.value = ended("stopped", "Ctrl-C")
-        await tick(pilot)
-    assert app.return_value == "stop"
+async def test_ctrl_c_twice_stops_at_once_and_once_when_the_run_has_ended() -> None:
+    for ends in (False, True):
+        source = FakeSource()
+        async with running(source) as (app, pilot):
+            await press(pilot, "ctrl+c")
+            if ends:
+                source.value = ended("stopped", "Ctrl-C")
+                await tick(pilot)
+            else:
+                assert "◐ stopping" in text_of(app)
+                await press(pilot, "ctrl+c")
+        assert source.commands == (["interrupt"] if ends else ["interrupt", "kill"])
+        assert app.return_value == ("stop" if ends else "kill")
 
 
 @pytest.mark.parametrize("key", ["q", "ctrl+q", "ctrl+c"])
@@ -117,16 +114,7 @@ async def test_a_viewer_can_stop_the_run() -> None:
         await press(pilot, "s")
         assert isinstance(app.screen, Question)
         await press(pilot, "s")
-        assert source.commands == ["stop"] and "stop requested" in text_of(app) and app.is_running
-
-
-async def test_notices_are_shown() -> None:
-    source = FakeSource(said="did not answer")
-    async with running(source) as (app, pilot):
-        assert "did not answer" in text_of(app)
-        source.said = None
-        await tick(pilot)
-        assert "did not answer" not in text_of(app)
+        assert source.commands == ["stop"] and app.is_running
 
 
 async def test_nothing_is_drawn_while_nothing_changes() -> None:
@@ -143,50 +131,34 @@ async def test_nothing_is_drawn_while_nothing_changes() -> None:
         assert screen.canvas.rows is not rows and "4,219" in text_of(app)
 
 
+@pytest.mark.parametrize(
+    ("refresh_ms", "a_second"), [(0.5, 4.0), (1.8, 4.0), (3.6, 2.0), (7.0, 1.0), (80.0, 1.0)]
+)
+def test_a_screen_is_drawn_as_often_as_its_share_of_a_core_allows(refresh_ms: float, a_second: float) -> None:
+    now = cpu = 0.0
+    drawn = 0
+    pace = DrawPace(lambda: now, lambda: cpu)
+    while now < 40.0:
+        now += 0.25
+        if pace.due():
+            drawn += 1
+            # One refresh that was slow does not slow the next ones.
+            cpu += 0.05 if drawn == 1 else refresh_ms * 1e-3
+    assert drawn / 40.0 == pytest.approx(a_second, rel=0.1)
+    assert a_second == 1.0 or cpu / 40.0 <= SHARE * 1.2
+
+
 async def test_preparing_counts_seconds() -> None:
     clock = Clock(T0)
-    app = ConsoleApp(FakeSource(empty_snapshot()), None, refresh_hz=4.0, clock=clock)
+    app = ConsoleApp(FakeSource(empty_snapshot(stage="reading")), None, refresh_hz=4.0, clock=clock)
     async with app.run_test(size=(80, 24)) as pilot:
-        assert "importing torch" in text_of(app)
+        assert "reading" in text_of(app)
         clock.t += 7.4
         await tick(pilot)
         assert " 7 s" in text_of(app)
 
 
-async def test_help_and_log() -> None:
-    source = FakeSource(output=[f"line {i} of the output" for i in range(100)])
-    async with running(source) as (app, pilot):
-        await press(pilot, "question_mark")
-        assert isinstance(app.screen, HelpScreen)
-        text, pages = "", 0
-        while "not in effect, not requested" not in text and pages < 20:
-            text, pages = text + text_of(app), pages + 1
-            await press(pilot, "space")
-        words = ("Ctrl-C", "micro-step", "data_wait", "GPU idle", "host clock", "MFU", "ABBA block", "n/a")
-        for word in words:
-            assert word in text, word
-        await press(pilot, "escape", "l")
-        screen = app.screen
-        assert isinstance(screen, LogScreen)
-        assert "line 99 " in text_of(app) and "line 10 " not in text_of(app)
-        await press(pilot, "home")
-        assert "line 0 " in text_of(app)
-        source.output = [*source.output, "one more"]
-        screen.look_again()
-        assert "line 0 " in text_of(app) and "one more" not in text_of(app)
-        await press(pilot, "end")
-        await pilot.pause()
-        assert "one more" in text_of(app)
-        source.output = [*source.output, "and another"]
-        screen.look_again()
-        await pilot.pause(0.02)
-        assert "and another" in text_of(app)
-        await press(pilot, "pageup", "up")
-        assert "and another" not in text_of(app)
-        source.value = snapshot(step=4_300)
-        await press(pilot, "q")
-        await tick(pilot)
-        assert isinstance(app.screen, LiveScreen) and "4,300" in text_of(app)
+# Pages
 
 
 async def test_the_page_of_settings_follows_the_run() -> None:
@@ -197,17 +169,61 @@ async def test_the_page_of_settings_follows_the_run() -> None:
         assert isinstance(screen, SettingsScreen)
         lines = [line.strip() for line in text_of(app).splitlines()]
         # What is not in effect comes first, what was left at its default last.
-        assert [line.partition("  ")[2].split()[0] for line in lines if line[:1] in ("✖", "✔", "·")] == [
+        shown = [line for line in lines if line[:1] in ("✖", "✔", "·")]
+        assert [line.partition("  ")[2].split()[0] for line in shown] == [
             "speed.attention", "loader.workers", "loader.pin_memory", "precision.amp", "optimizer.implementation",
         ]  # fmt: skip
-        assert [line[:1] for line in lines if line[:1] in ("✖", "✔", "·")] == ["✖", "✔", "✔", "✔", "·"]
+        assert [line[:1] for line in shown] == ["✖", "✔", "✔", "✔", "·"]
         assert "MFU 34 %" in text_of(app) and "bfloat16 98 %" in text_of(app)
-        fixed = replace(SETTINGS[-1], applied="flash", in_effect=True, verified="flash was seen")
+        fixed = replace(SETTINGS[-1], applied="flash", in_effect=True, verified="seen")
         source.value = snapshot(settings=(*SETTINGS[:-1], fixed))
         screen.look_again()
-        assert "✖" not in text_of(app) and "flash was seen" in text_of(app)
+        assert "✖" not in text_of(app) and "seen" in text_of(app)
         await press(pilot, "i")
         assert isinstance(app.screen, LiveScreen)
-    async with running(FakeSource(empty_snapshot(), live=False)) as (app, pilot):
-        await press(pilot, "i")
-        assert "No setting" in text_of(app)
+
+
+async def test_the_log_grows_below_what_is_read_and_is_searched() -> None:
+    source = FakeSource(output=[f"step {i}" for i in range(200)] + ["CUDA [b]out"])
+    async with running(source, size=(40, 12)) as (app, pilot):
+        await press(pilot, "l")
+        screen = app.screen
+        assert isinstance(screen, LogScreen) and "[b]out" in text_of(app) and "step 10 " not in text_of(app)
+        await press(pilot, "home")
+        source.output = [*source.output, "more"]
+        screen.look_again()
+        assert "step 0 " in text_of(app) and "more" not in text_of(app)
+        await press(pilot, "end")
+        await pilot.pause()
+        assert "more" in text_of(app)
+        source.output = [*source.output, "last"]
+        screen.look_again()
+        await pilot.pause(0.02)
+        assert "last" in text_of(app)
+        await press(pilot, "slash", *"step 17", "enter")
+        assert "11 of 11" in text_of(app) and "step 179" in text_of(app)
+        found = [
+            part.text for line in screen.body.lines for part in line if part.style and part.style.reverse
+        ]
+        assert found == ["step 17"] * 11
+        await press(pilot, "n")
+        assert "10 of 11" in text_of(app)
+        source.value = snapshot(step=4_300)
+        await press(pilot, "escape")
+        await tick(pilot)
+        assert isinstance(app.screen, LiveScreen) and "4,300" in text_of(app)
+
+
+def test_a_log_is_read_as_it_grows(tmp_path: Path) -> None:
+    path = tmp_path / "console.log"
+    tail = LogTail(path)
+    assert tail.read() == []
+    path.write_bytes(b"one\n\x1b[31mtwo\x1b[0m\n 10%\r 20%")
+    assert tail.read() == ["one", "two"] and tail.unfinished == " 20%"
+    with path.open("ab") as file:
+        file.write(b"\r100%\n\x07three\n")
+    assert tail.read() == ["100%", "\\x07three"] and tail.unfinished == ""
+    path.write_bytes(b"new\n")  # shorter: it was cut
+    assert tail.read() == ["new"]
+    path.write_bytes(b"x" * 2_000_000 + b"\nlast\n")
+    assert tail.read()[-1] == "last"

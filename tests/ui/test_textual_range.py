@@ -10,11 +10,12 @@ import asyncio
 import importlib
 import inspect
 import re
+import sys
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pytest
 import textual.app
 import textual.constants
 import textual.timer
@@ -29,6 +30,7 @@ from textual.widget import Widget
 
 ROOT = Path(__file__).parents[2]
 CONSOLE = ROOT / "tui" / "ndd_console"
+USES = [CONSOLE / "app.py", *(CONSOLE / "screens").glob("*.py"), *(CONSOLE / "widgets").glob("*.py")]
 PRIVATE_FILE = CONSOLE / "widgets" / "textual_private.py"
 # Private names of Textual in the console's code; each has a test below.
 PRIVATE = {
@@ -38,21 +40,34 @@ PRIVATE = {
 }  # fmt: skip
 
 
+THEIRS = (App, Screen, Compositor, Widget, textual.timer.Timer, LinuxDriver)
+
+
 def parameters(function: Any) -> list[str]:
     return list(inspect.signature(function).parameters)
 
 
-def supported() -> SpecifierSet:
-    return SpecifierSet(re.findall(r'"textual([<>=0-9.,]+)"', (ROOT / "pyproject.toml").read_text())[0])
+@cache
+def set_in(module: str) -> set[str]:
+    """Private attributes that the classes of a module set or read."""
+    return set(re.findall(r"self\.(_[a-z]\w*)\b", inspect.getsource(sys.modules[module])))
+
+
+@cache
+def names(kind: type) -> set[str]:
+    """Private names of a class and its bases in Textual."""
+    modules = {each.__module__ for each in kind.__mro__ if each.__module__.startswith("textual.")}
+    return {name for name in dir(kind) if re.match(r"_[a-z]", name)}.union(*map(set_in, modules))
 
 
 def test_the_versions_that_are_tested_and_pinned_are_in_the_range() -> None:
+    supported = SpecifierSet(re.findall(r'"textual([<>=0-9.,]+)"', (ROOT / "pyproject.toml").read_text())[0])
     tested = re.search(r"^TEXTUAL_RANGE \?= (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     pinned = re.search(r"^textual==(.*)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert tested is not None and pinned is not None
     low, high = tested[1].split()
-    assert all(one in supported() for one in (low, high, pinned[1], version("textual")))
-    assert f">={low.removesuffix('.0')}" in str(supported())
+    assert all(one in supported for one in (low, high, pinned[1], version("textual")))
+    assert f">={low.removesuffix('.0')}" in str(supported)
 
 
 def test_bytes_that_are_not_utf8_do_not_end_the_thread_that_reads_keys() -> None:
@@ -66,54 +81,41 @@ def test_bytes_that_are_not_utf8_do_not_end_the_thread_that_reads_keys() -> None
     )
 
 
-THEIRS = (App, Screen, Compositor, Widget, textual.timer.Timer, LinuxDriver)
-
-
-def test_every_private_name_in_use_is_checked_here() -> None:
-    """Private names of the classes of Textual that the file uses or defines anew, and that are not its own."""
+def test_private_names_are_in_one_file_and_each_is_checked_here() -> None:
+    theirs = {name for kind in THEIRS for name in names(kind)}
     tree = ast.parse(PRIVATE_FILE.read_text("utf-8"))
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     used |= {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    theirs = {name for kind in THEIRS for name in _names(kind)}
     assert {name for name in used if re.match(r"_[a-z]", name)} & theirs == PRIVATE
-
-
-def test_all_private_names_are_in_one_file() -> None:
-    theirs = {name for kind in THEIRS for name in _names(kind)}
-    for path in (
+    for path in [
         CONSOLE / "app.py",
         *(CONSOLE / "screens").glob("*.py"),
         *(CONSOLE / "widgets").glob("*.py"),
-    ):
+    ]:
+        if path == PRIVATE_FILE:
+            continue
         text = path.read_text("utf-8")
         own = set(re.findall(r"(?:def |self\.)(_[a-z]\w*)(?:\(| *[:=])", text))
-        used = set(re.findall(r"\b(?:app|timer|self|screen|super\(\))\.(_[a-z]\w*)", text)) & theirs
-        assert path == PRIVATE_FILE or used <= own, path
-        assert path == PRIVATE_FILE or not re.search(r"(?:from|import) textual\._", text), path
+        used = set(re.findall(r"\b(?:app|timer|self|screen|super\(\))\.(_[a-z]\w*)", text))
+        assert used & theirs <= own, path
+        assert not re.search(r"(?:from|import) textual\._", text), path
 
 
-@pytest.mark.long
 def test_no_class_hides_a_private_name_of_textual() -> None:
     """An attribute of a screen or a widget that Textual uses for something else."""
-    for kind in (*_subclasses(Widget), *_subclasses(App)):
-        if (
-            kind.__module__.startswith("ndd_console.")
-            and kind.__module__ != "ndd_console.widgets.textual_private"
-        ):
-            base = next(each for each in kind.__mro__ if each.__module__.startswith("textual."))
-            own = set(re.findall(r"self\.(_[a-z]\w*)(?:: [^=\n]*)? = ", inspect.getsource(kind)))
-            assert not own & _names(base), kind
-
-
-def _subclasses(kind: type) -> set[type]:
-    return {each for sub in kind.__subclasses__() for each in (sub, *_subclasses(sub))}
-
-
-def _names(kind: type) -> set[str]:
-    """Private names of a class and its bases in Textual: methods, and attributes that their source sets."""
-    sources = [inspect.getsource(each) for each in kind.__mro__ if each.__module__.startswith("textual.")]
-    attributes = {name for source in sources for name in re.findall(r"self\.(_[a-z]\w*)\b", source)}
-    return {name for name in dir(kind) if re.match(r"_[a-z]", name)} | attributes
+    count = 0
+    for path in USES:
+        module = importlib.import_module(".".join(path.relative_to(ROOT / "tui").with_suffix("").parts))
+        text = path.read_text("utf-8")
+        for node in ast.parse(text).body if path != PRIVATE_FILE else ():
+            kind = getattr(module, node.name) if isinstance(node, ast.ClassDef) else object
+            if issubclass(kind, Widget | App):
+                base = next(each for each in kind.__mro__ if each.__module__.startswith("textual."))
+                source = ast.get_source_segment(text, node) or ""
+                own = set(re.findall(r"self\.(_[a-z]\w*)(?:: [^=\n]*)? = ", source))
+                assert not own & names(base), kind
+                count += 1
+    assert count > 20
 
 
 def test_the_compositor() -> None:

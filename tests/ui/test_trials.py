@@ -60,46 +60,44 @@ def trials_of(source: EngineSource | AttachedSource, measure: Measuring) -> RunT
     return trials
 
 
+def resumes(run: Run) -> None:
+    at = run.recorder.snapshot().step
+    until(lambda: run.recorder.snapshot().step > at + 5)
+    assert run.recorder.snapshot().status == "training"
+
+
 @pytest.mark.parametrize("attached", [False, True])
-def test_the_run_is_paused_and_resumes(run: Run, attached: bool) -> None:
-    source = AttachedSource(run.directory, 0.02) if attached else EngineSource(run)
+def test_the_run_is_paused_and_resumes_however_the_trial_ends(run: Run, attached: bool) -> None:
+    # A record that is read rarely still says "paused" when the run has resumed.
+    source = AttachedSource(run.directory, 0.3) if attached else EngineSource(run)
     measuring = Measuring(run)
     trials = trials_of(source, measuring)
     assert (trials.base, trials.pauses(), trials.refusal()) == ("run live", "live", "")
     job = trials.start(SETS, "few-workers", 60.0)
     until(lambda: job.progress is not None and job.progress.stage == "measuring")
-    assert "shutting down" in trials.refusal() and not job.done
+    assert trials.refusal() and not job.done
     measuring.let.set()
     until(lambda: job.done)
-    assert measuring.statuses == ["paused", "paused"] and job.problem == ""
+    assert measuring.statuses == ["paused", "paused"] and job.problem == "" and trials.refusal() == ""
     assert job.result is not None and job.result.cause == "few-workers"
     # It is in the record, and training continues.
     until(lambda: source.snapshot().trials != ())
     assert source.snapshot().trials[-1].sets == list(SETS)
-    at = run.recorder.snapshot().step
-    until(lambda: run.recorder.snapshot().step > at + 5)
-    assert run.recorder.snapshot().status == "training" and trials.refusal() == ""
-    source.close()
-
-
-@pytest.mark.parametrize("attached", [False, True])
-def test_it_resumes_after_a_trial_that_fails_or_is_stopped(run: Run, attached: bool) -> None:
-    # A record that is read rarely still says "paused" when the run has resumed.
-    source = AttachedSource(run.directory, 0.3) if attached else EngineSource(run)
-    failing = Measuring(run, RuntimeError("no such luck"))
+    resumes(run)
+    failing = Measuring(run, RuntimeError("planted"))
     failing.let.set()
-    job = trials_of(source, failing).start(SETS, None, 60.0)
-    until(lambda: job.done)
-    assert job.result is None and "no such luck" in job.problem
+    failed = trials_of(source, failing).start(SETS, None, 60.0)
+    until(lambda: failed.done)
+    assert failed.result is None and "planted" in failed.problem
+    resumes(run)
     measuring = Measuring(run)
-    job = trials_of(source, measuring).start(SETS, None, 60.0)
-    until(lambda: job.progress is not None and job.progress.stage == "measuring")
+    last = trials_of(source, measuring).start(SETS, None, 60.0)
+    until(lambda: last.progress is not None and last.progress.stage == "measuring")
     # The screen is left, by whichever way: what it shows is closed.
     source.close()
-    assert measuring.statuses == ["paused", "paused"], job.problem
-    assert job.done and job.result is not None and job.result.verdict == "stopped"
-    at = run.recorder.snapshot().step
-    until(lambda: run.recorder.snapshot().step > at + 5)
+    assert measuring.statuses == ["paused", "paused"], last.problem
+    assert last.done and last.result is not None and last.result.verdict == "stopped"
+    resumes(run)
 
 
 def test_edits_are_checked_and_the_result_is_written_as_a_configuration(
@@ -108,8 +106,8 @@ def test_edits_are_checked_and_the_result_is_written_as_a_configuration(
     trials = EngineSource(run).trials()
     assert trials.check(SETS) == ""
     problem = trials.check(("loader.wrokers=1", "batch.micro=0"))
-    assert "mean workers?" in problem and "batch.micro = 0" in problem
-    assert "nothing" in trials.check(("batch.micro=16",))
+    assert "workers?" in problem and "batch.micro = 0" in problem
+    assert trials.check(("batch.micro=16",))  # as it is
     monkeypatch.chdir(tmp_path)
     path = trials.write(trial_event(sets=list(SETS), against="run live"))
     again = trials.write(trial_event(sets=list(SETS), against="run live"))

@@ -1,4 +1,4 @@
-"""The views: every row fits at any size, missing is "n/a", and ASCII is ASCII."""
+"""What the live screen and the pages show of a run: every row fits at any size, and missing is "n/a"."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ndd_console.view.bars import bar, graph, levels, progress_bar, sparkline, stacked_bar
-from ndd_console.view.live import LiveState, end_rows, live_rows, small
-from ndd_console.view.rows import aligned, cells, cut, fit, shorten, width_of, wrap
+from ndd_console.screens.pages import help_lines, own_values_lines, ranks_lines
+from ndd_console.view.blocks import heat_map, idle_heading, idle_rows, panel
+from ndd_console.view.glossary import GLOSSARY
+from ndd_console.view.keys import LIVE_KEYS, WIZARD_KEYS
+from ndd_console.view.live import LiveState, end_rows, live_rows
+from ndd_console.view.rows import width_of
 from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
 from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_console.words.run import LOST, progress_line
 from ndd_engine.diagnose import diagnose
-from ndd_engine.record.events import PHASES, StallEvent
-from ndd_engine.record.figures import throughput
+from ndd_engine.record.events import PHASES, StallEvent, TextsEvent
+from ndd_engine.record.figures import CHECKPOINT, GRAPH_REASON, IDLE_CAUSES, LOWER_BOUND, throughput
 from ndd_engine.record.snapshot import (
     STATUSES,
     Evaluation,
@@ -33,6 +34,10 @@ from ndd_engine.record.snapshot import (
 from .fake_ranks import PLANTED, planted_snapshot
 from .fakes import empty_snapshot, ended, mark, run_event, sample, snapshot, work_event
 
+SMALL, LARGE = (80, 24), (120, 40)
+SIZES = (
+    (20, 5), (39, 9), (40, 12), (71, 24), (72, 20), SMALL, (100, 30), LARGE, (200, 50), (149, 24),
+)  # fmt: skip
 KEYS = (("p", "pause"), ("c", "checkpoint"), ("e", "evaluate"), ("l", "log"), ("?", "help"), ("q", "quit"))
 
 
@@ -43,6 +48,11 @@ def text_of(rows: list[Row]) -> str:
 def screen(value: Snapshot, width: int = 80, height: int = 24, **changes: object) -> str:
     state = LiveState("charlm-001", value.status, KEYS)
     return text_of(live_rows(value, replace(state, **changes), width, height))  # type: ignore[arg-type]
+
+
+def folded(text: str) -> str:
+    """In one line."""
+    return " ".join(text.replace("│", " ").split())
 
 
 def assert_fits(rows: list[Row], width: int, height: int) -> None:
@@ -79,40 +89,12 @@ MISSING: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", SNAPSHOTS)
-@pytest.mark.parametrize(
-    "size",
-    [(20, 5), (39, 9), (40, 12), (71, 24), (72, 20), (80, 24), (100, 30), (120, 40), (200, 50), (149, 24)],
-)
-def test_every_row_fits(name: str, size: tuple[int, int]) -> None:
+def test_every_row_fits(name: str) -> None:
     value = SNAPSHOTS[name]
-    rows = live_rows(value, LiveState("charlm-001", value.status, KEYS, "a message", 3.0), *size)
-    assert_fits(rows, *size)
-    assert_fits(ascii_rows(rows), *size)
-
-
-def test_the_use_of_the_cores_is_that_of_all_ranks_on_the_host() -> None:
-    host = {**sample(False).host, "ranks_cpu_percent": 98.0}
-    text = screen(snapshot(False, sample=replace(sample(False), host=host)), 120, 40)
-    assert "ranks 2.0 cores" in text and "run 1.0 cores" not in text
-    assert "run 1.0 cores" in screen(snapshot(False), 120, 40)
-
-
-def test_processes_of_a_script_are_not_called_workers_and_none_have_no_memory() -> None:
-    def shown(count: int, size: int) -> str:
-        host = {**sample(False).host, "workers": count, "workers_rss_bytes": size}
-        run = run_event(False, config={"script": {"file": "train.py"}})
-        return screen(snapshot(False, run=run, sample=replace(sample(False), host=host)))
-
-    assert "2 subprocesses" in shown(2, 7 << 20) and "subprocesses 7.0 MiB" in shown(2, 7 << 20)
-    assert "0 subprocesses" in shown(0, 0) and "subprocesses 0 B" not in shown(0, 0)
-    assert "worker" not in shown(2, 7 << 20)
-
-
-def test_memory_in_swap_is_a_warning_and_none_takes_no_room() -> None:
-    for swapped, shown in ((3 << 30, True), (0, False), (None, False)):
-        host = {**sample(False).host, "swap_bytes": swapped}
-        text = screen(snapshot(False, sample=replace(sample(False), host=host)), 120, 40)
-        assert ("3.0 GiB in swap" in text or "3.2 GiB in swap" in text) is shown
+    for width, height in SIZES:
+        rows = live_rows(value, LiveState("charlm-001", value.status, KEYS, "a message", 3.0), width, height)
+        assert_fits(rows, width, height)
+        assert_fits(ascii_rows(rows), width, height)
 
 
 def test_missing_is_never_zero() -> None:
@@ -121,35 +103,99 @@ def test_missing_is_never_zero() -> None:
         sample=replace(sample(), gpu={"util_percent": None}, host={}), idle=MISSING["idle"],
         headroom=MISSING["headroom"],
     )  # fmt: skip
-    text = screen(value, 120, 40)
-    for part in ("lr n/a", "gradient norm n/a", "loss n/a", "n/a steps/s", "time left n/a",
-    "busy n/a", "cpu n/a",
-                 "RSS n/a", "n/a available", "throttling n/a", "GPU idle n/a", "no device clock and no NVML",
-                 "memory n/a", "n/a free"):  # fmt: skip
+    text = screen(value, *LARGE)
+    for part in (
+        "lr n/a", "norm n/a", "loss n/a", "n/a steps/s", "left n/a", "busy n/a", "cpu n/a", "RSS n/a", "n/a available",
+        "throttling n/a", "idle n/a", MISSING["idle"].reason, "memory n/a", "n/a free",
+    ):  # fmt: skip
         assert part in text, part
     assert "busy 0" not in text and "idle 0" not in text
 
 
-def test_no_gpu_counters() -> None:
-    assert "n/a: NVML" in screen(snapshot(sample=replace(sample(), gpu=None)))
+def host(**figures: Any) -> Snapshot:
+    """A run on the CPU with these counters of its machine."""
+    return snapshot(False, sample=replace(sample(False), host={**sample(False).host, **figures}))
 
 
-def test_throttling_is_shown() -> None:
-    hot = sample()
-    assert hot.gpu is not None
-    text = screen(snapshot(sample=replace(hot, gpu={**hot.gpu, "throttle": ["power cap", "thermal"]})))
-    assert "throttled:" in text
+def gpu(**figures: Any) -> Snapshot:
+    return snapshot(sample=replace(sample(), gpu={**(sample().gpu or {}), **figures}))
 
 
-@pytest.mark.parametrize("status", STATUSES)
-def test_a_status_is_symbol_and_word(status: str) -> None:
-    symbol, style = STATUS[status]
-    assert f"{symbol} {status}" in screen(snapshot(status=status)) and style in COLOUR
+def compiled(value: object) -> Snapshot:
+    return snapshot(run=run_event(config={"speed": {"compile": value}}))
 
 
-def test_nvml_knows_no_causes() -> None:
-    text = screen(snapshot(idle=Idle(0.4, "nvml", ())))
-    assert "40 % (nvml)" in text and "causes n/a" in text
+SCRIPT = {"script": {"file": "train.py"}}
+LITTLE = replace(work_event(), flops_per_step=30_000_000, bytes_per_step=10**6)
+FIRST = Evaluation(4_140, {"loss": 1.4}, None)
+# A run, the size of the screen, what it shows, and what it does not.
+SHOWN: dict[str, tuple[Snapshot, tuple[int, int], tuple[str, ...], tuple[str, ...]]] = {
+    "cores of all ranks": (host(ranks_cpu_percent=98.0), LARGE, ("ranks 2.0 cores",), ("run 1.0 cores",)),
+    "cores of one rank": (host(), LARGE, ("run 1.0 cores",), ()),
+    "subprocesses of a script": (
+        replace(host(workers=2, workers_rss_bytes=7 << 20), run=run_event(False, config=SCRIPT)), SMALL,
+        ("2 subprocesses", "subprocesses 7.0 MiB"), ("worker",),
+    ),
+    "no subprocess": (
+        replace(host(workers=0, workers_rss_bytes=0), run=run_event(False, config=SCRIPT)), SMALL, ("0 subprocesses",),
+        ("subprocesses 0 B",),
+    ),
+    "swap": (host(swap_bytes=5 << 30), LARGE, ("5.0 GiB",), ()),
+    "no swap": (host(swap_bytes=0), LARGE, (), ("swap",)),
+    "unknown swap": (host(swap_bytes=None), LARGE, (), ("swap",)),
+    "no counters": (snapshot(sample=replace(sample(), gpu=None)), SMALL, ("n/a: NVML",), ()),
+    "throttled": (gpu(throttle=["power cap", "thermal"]), SMALL, ("throttled:",), ()),
+    "no causes": (snapshot(idle=Idle(0.4, "nvml", ())), SMALL, ("40 % (nvml)", "causes n/a"), ()),
+    "no peak": (snapshot(False), LARGE, ("MFU n/a: no", "62.6 FLOP/B"), ()),
+    "no peak in little room": (snapshot(False), (80, 40), ("62.6 FLOP/B",), ()),
+    "no peak in no room": (snapshot(False), SMALL, ("35.5 TFLOP/s",), ("MFU",)),
+    "a peak": (snapshot(), (60, 20), ("MFU 34 %",), ()),
+    "no work": (snapshot(work=None, throughput=Throughput()), LARGE, (), ("FLOP", "MFU")),
+    "little work": (
+        snapshot(work=LITTLE, throughput=throughput(LITTLE, 54.6e6)), LARGE, ("549 MFLOP/s", "MFU 0.00053 %"), (),
+    ),
+    "accumulation": (snapshot(micro_steps=2.0), SMALL, ("micro",), ()),
+    "no accumulation": (snapshot(micro_steps=1.0), SMALL, (), ("micro",)),
+    "unknown accumulation": (snapshot(micro_steps=None), SMALL, (), ("micro",)),
+    "measured time": (snapshot(left=TimeLeft(90.0, 2, 1.5, 1, 0.5)), SMALL, ("1 min 30 s left",), ()),
+    "evaluations to come": (snapshot(left=TimeLeft(90.0, 2, None)), SMALL, ("30 s+ left",), ()),
+    "no evaluation": (snapshot(left=TimeLeft(90.0, 0, None)), SMALL, ("1 min 30 s left",), ()),
+    "units": (
+        snapshot(run=run_event(item="pair", token="entry", tokens_per_item=311.25)), LARGE,
+        ("4,687 pairs/s", "entries/s", "311 entries"), (),
+    ),
+    "no token": (
+        snapshot(run=run_event(token=None, tokens_per_item=0.0, data="d")), LARGE, (), ("character",),
+    ),
+    "compiled": (compiled("default"), SMALL, ("+ compile",), ()),
+    "compiled by a flag": (compiled(True), SMALL, ("+ compile",), ()),
+    "not compiled": (compiled("off"), SMALL, (), ("+ compile",)),
+    "not compiled by a flag": (compiled(False), SMALL, (), ("+ compile",)),
+    "compiled again": (
+        snapshot(marks=(mark(3, "compile", "in 31 s"), mark(9, "recompile", "shapes"))), LARGE, ("in 31 s", "shapes"),
+        (),
+    ),
+    "no evaluation yet": (snapshot(evaluations=(), best=None), SMALL, ("evaluation n/a",), ()),
+    "the best is the last": (snapshot(evaluations=(FIRST,), best=FIRST), SMALL, ("best so",), ()),
+    "trends": (snapshot(), SMALL, ("▇",), ()),
+    "no room for trends": (snapshot(), (79, 24), (), ("▇",)),
+    "no height for trends": (snapshot(), (80, 23), ("machine",), ("▇",)),
+    "no height for the machine": (snapshot(), (80, 18), ("loss 1.482",), ("machine",)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_figure_is_shown_or_left_out(name: str) -> None:
+    value, size, shown, left_out = SHOWN[name]
+    text = screen(value, *size)
+    assert [part for part in shown if part not in text] == []
+    assert [part for part in left_out if part in text] == []
+
+
+def test_a_status_is_symbol_and_word() -> None:
+    for status in STATUSES:
+        symbol, style = STATUS[status]
+        assert f"{symbol} {status}" in screen(snapshot(status=status)) and style in COLOUR
 
 
 def test_phases_add_up() -> None:
@@ -177,43 +223,9 @@ def test_sub_phases_stand_below_their_phase() -> None:
     assert "encoder" not in screen(replace(value, phases=phases))
 
 
-def test_small_screens_drop_trends_then_machine() -> None:
-    assert "▇" in screen(snapshot()) and "▇" not in screen(snapshot(), 79, 24)
-    assert "▇" not in screen(snapshot(), 80, 23) and "machine" in screen(snapshot(), 80, 23)
-    assert "machine" not in screen(snapshot(), 80, 18) and "loss 1.482" in screen(snapshot(), 80, 18)
-
-
-def test_without_a_peak_the_share_is_missing_and_says_why() -> None:
-    text = screen(snapshot(False), 120, 40)
-    assert "MFU n/a: no" in text and "62.6 FLOP/B" in text
-    assert "35.5 TFLOP/s" in screen(snapshot(False)) and "MFU" not in screen(snapshot(False))
-    assert "MFU 34 %" in screen(snapshot(), 60, 20)
-    # Where the reason leaves no room, the intensity stays.
-    assert "62.6 FLOP/B" in screen(snapshot(False), 80, 40)
-    early = snapshot(work=None, throughput=Throughput())
-    assert "FLOP" not in screen(early, 120, 40) and "MFU" not in screen(early, 120, 40)
-
-
-def test_small_work_keeps_its_digits() -> None:
-    little = replace(work_event(), flops_per_step=30_000_000, bytes_per_step=10**6)
-    text = screen(snapshot(work=little, throughput=throughput(little, 54.6e6)), 120, 40)
-    assert "549 MFLOP/s" in text and "MFU 0.00053 %" in text
-
-
-def test_micro_steps_are_shown_with_accumulation() -> None:
-    for count in (2.0, 1.0, None):
-        assert ("micro" in screen(snapshot(micro_steps=count))) == (count == 2.0)
-
-
-def test_time_left_marks_what_was_not_measured() -> None:
-    assert "1 min 30 s left" in screen(snapshot(left=TimeLeft(90.0, 2, 1.5, 1, 0.5)))
-    assert "30 s+ left" in screen(snapshot(left=TimeLeft(90.0, 2, None)))
-    assert "1 min 30 s left" in screen(snapshot(left=TimeLeft(90.0, 0, None)))
-
-
 def test_a_paused_run_shows_no_speed_and_no_time_left() -> None:
     running, paused = snapshot(), snapshot(status="paused")
-    for size in ((60, 20), (80, 24), (120, 40), (200, 50)):
+    for size in ((60, 20), SMALL, LARGE, (200, 50)):
         assert "/s" in screen(running, *size)
         text = screen(paused, *size)
         assert not re.search(r"\d+ (steps|windows|characters|items)/s", text), text
@@ -222,39 +234,17 @@ def test_a_paused_run_shows_no_speed_and_no_time_left() -> None:
     assert "paused" in progress_line(paused) and "left" not in progress_line(paused)
 
 
-def test_units_are_the_runs_own() -> None:
-    run = run_event(item="pair", token="entry", tokens_per_item=311.25)
-    text = screen(snapshot(run=run), 140, 45)
-    assert "4,687 pairs/s" in text and "entries/s" in text and "311 entries" in text
-    none = screen(snapshot(run=run_event(token=None, tokens_per_item=0.0)), 140, 45)
-    assert "character" not in none.split("465,231")[0]
-
-
-def test_compile_off_is_not_compiled() -> None:
-    for value, shown in (("off", False), ("default", True), (True, True), (False, False)):
-        run = run_event(config={"speed": {"compile": value}})
-        assert ("+ compile" in screen(snapshot(run=run))) is shown
-
-
-def test_recompiling_stands_out() -> None:
-    value = snapshot(marks=(mark(3, "compile", "compiled in 31 s"), mark(9, "recompile", "compiled again")))
-    text = screen(value, 120, 40)
-    assert "in 31 s" in text and "compiled again" in text
-
-
 def test_ends() -> None:
-    assert "3 min 51 s" in screen(ended("done", "all steps done")) and "✔ done" in screen(ended("done", ""))
-    text = " ".join(screen(ended("failed", "CUDA out of memory; lower batch.micro " * 4)).split())
-    assert (
-        text.count("batch.micro") == 4 and "checkpoints/step-00004218" in text and "took 3 min 51 s" in text
-    )
-    lost = " ".join(screen(ended("lost", "")).split())
+    assert "3 min 51 s" in screen(ended("done", "")) and "✔ done" in screen(ended("done", ""))
+    text = folded(screen(ended("failed", "CUDA out of memory; lower batch.micro " * 4)))
+    assert text.count("batch.micro") == 4 and "checkpoints/step-00004218" in text and "3 min 51 s" in text
+    lost = folded(screen(ended("lost", "")))
     assert LOST in lost and "--resume charlm-001" in lost
     assert "checkpoint n/a" in text_of(end_rows(ended("stopped", "asked", None, checkpoint=None), "x", 60, 7))
 
 
 def test_the_end_of_a_script_speaks_of_no_checkpoint_and_does_not_resume() -> None:
-    script = run_event(config={"script": {"file": "train.py"}})
+    script = run_event(config=SCRIPT)
     for status in ("stopped", "interrupted", "lost", "done"):
         text = screen(ended(status, "asked", None, checkpoint=None, run=script))
         assert "--resume" not in text and "checkpoint n" not in text and f"{status} at step" in text
@@ -286,62 +276,105 @@ def test_foreign_text_cannot_steer_the_terminal() -> None:
     assert "\x1b" not in text and "\x07" not in text and "\\x1b[2J" in text
 
 
-def test_best_and_last_evaluation() -> None:
-    best = Evaluation(4_140, {"loss": 1.4}, None)
-    assert "best so far" in screen(snapshot(evaluations=(best,), best=best))
-    assert "evaluation n/a" in screen(snapshot(evaluations=(), best=None))
-
-
-def test_bars() -> None:
-    assert bar(0, 4) == "    " and bar(1, 4) == "████" and bar(0.5, 4) == "██  " and bar(1e-9, 4) == "▏   "
-    assert width_of(progress_bar(0.333, 17)) == 17 and progress_bar(2.0, 5)[0][0] == "━" * 5
-    assert width_of(stacked_bar(((0.5, "█", "used"), (0.01, "▒", "others"), (0.49, "░", "dim")), 20)) == 20
-    assert (
-        sparkline([1, 2, 3], 5) == "▁▅█  " and sparkline([], 3) == "   " and sparkline([2.0] * 9, 3) == "▄▄▄"
-    )
-    assert levels([0, 0.5, 1.0, 7], 3) == "▁▅█"
-    lines = graph([0.0, 1.0], 4, 2)
-    assert [len(line) for line in lines] == [4, 4] and lines[0].strip() and lines[1].strip()
-    assert graph([5.0], 3, 2)[0].strip() or graph([5.0], 3, 2)[1].strip()
-    assert (
-        small(1e-4) == "0.0001"
-        and small(None) == "n/a"
-        and small(0.0) == "0"
-        and small(float("nan")) == "nan"
-    )
-
-
-@given(st.text("ab数 …█", max_size=12), st.integers(0, 14), st.integers(0, 14))
-def test_cutting_keeps_cells(text: str, start: int, length: int) -> None:
-    row: Row = ((text, "text"), ("cd", "bold"))
-    whole = fit(row, 40)
-    assert width_of(whole) == 40
-    assert width_of(cut(whole, start, start + length)) == length
-    assert cells(shorten(text, start)) <= start
-    for line in wrap(text, max(start, 2)):
-        assert cells(line) <= max(start, 2)
-
-
-WORDS = st.text("ab数 \x1b", max_size=30)
-
-
-@given(st.lists(st.tuples(WORDS, WORDS, st.just("2.4 GiB"), WORDS), max_size=4), st.integers(30, 120))
-def test_columns_stand_below_each_other_and_fit(texts: list[tuple[str, ...]], width: int) -> None:
-    grid = [[(text, "text") for text in row] for row in (*texts, ("name", "no figures " * 20))]
-    rows = aligned(grid, width, wide=1, drop=(3, 2))
-    assert all(width_of(row) <= width and "\x1b" not in text_of([row]) for row in rows)
-    assert len({cells(row[0][0]) for row in rows}) == 1
-    assert len({width_of(row[:2]) for row in rows[:-1] if len(row) > 2}) <= 1
-    assert texts == [] or width_of(rows[-1]) == width  # the last text takes the rest of its row
-
-
 def test_a_hang_before_the_first_step_is_shown_with_its_place_and_advice() -> None:
     title = "no progress for 8.1 s in data_wait: the main process (pid 39) waits for loader worker 1, which reads /data"
     stall = StallEvent(0, 8.1, "storage", title, "check the disk or mount", "data.py:12")
     value = empty_snapshot(run=run_event(), sample=sample(), stall=stall)
-    shown = " ".join(screen(value, diagnosis=DiagnosisResult(diagnose(value))).replace("│", " ").split())
-    assert "loader worker 1, which reads /data" in shown
-    assert "Check the disk or mount (data.py:12)" in shown
+    shown = folded(screen(value, diagnosis=DiagnosisResult(diagnose(value))))
+    assert title.partition("waits for ")[2] in shown and "(data.py:12)" in shown
     # Other findings wait for steps.
     waiting = empty_snapshot(run=run_event(), sample=sample())
     assert screen(waiting, diagnosis=DiagnosisResult(diagnose(waiting))) == screen(waiting)
+
+
+# Idle time
+
+CAUSES = (("waiting for data", 0.57), ("launch gaps", 0.04), ("synchronising", 0.02))
+
+
+def block(shot: Snapshot, width: int = 34, count: int = 6) -> list[str]:
+    return [text_of([row]).rstrip() for row in idle_rows(shot, width, count)]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "method", "heading", "narrow"),
+    [
+        (True, "kernels", "GPU idle 63 % (kernels)", "GPU idle 63 % (kernels)"),
+        (False, "operators", "compute idle 63 % (operators)", "idle 63 % (operators)"),
+    ],
+)
+def test_a_capture_shows_its_method_and_its_step(cuda: bool, method: str, heading: str, narrow: str) -> None:
+    shot = snapshot(cuda, idle=Idle(0.63, method, CAUSES, step=4_200))
+    assert (idle_heading(shot, 40), idle_heading(shot, 26)) == (heading, narrow)
+    rows = block(shot)
+    assert [row.split("  ")[0] for row in rows[:3]] == [cause for cause, _ in CAUSES]
+    assert rows[0].endswith("57 %") and rows[3].endswith("4,200")
+    # The causes come first where there is little room.
+    assert len(block(shot, count=3)) == 3 and "4,200" not in "".join(block(shot, count=3))
+    # A step without idle time has no causes, but an age.
+    assert [row[-6:] for row in block(snapshot(idle=Idle(0.0, "kernels", (), step=7)))] == ["step 7"]
+
+
+def test_a_lower_bound_is_marked_and_unknown_idle_time_names_the_key_that_measures_it() -> None:
+    shot = snapshot(idle=Idle(0.1, "events", CAUSES[:1], LOWER_BOUND))
+    assert ">10 % (events)" in idle_heading(shot, 40) and " ".join(block(shot)[1:]) == LOWER_BOUND
+    idle = Idle(None, "events", (), GRAPH_REASON)
+    assert " ".join(block(snapshot(idle=idle))).endswith("press k")
+    # Not for a run that has ended.
+    assert "press" not in " ".join(block(replace(ended("done", ""), idle=idle)))
+
+
+# Ranks, besides the pictures of test_snapshots.py and the words of tests/words
+
+
+def test_ranks_that_are_only_a_part_of_those_launched_keep_their_numbers() -> None:
+    ranks = planted_snapshot(64).ranks
+    assert ranks is not None
+    part = replace(ranks, newest=replace(ranks.newest, launched=256, first_rank=64))
+    rows = text_of(heat_map(part, 28, 10))
+    assert " 64 " in rows and " 0 " not in rows
+    assert "rank" not in screen(snapshot(False)) and "rank" in text_of(ranks_lines(snapshot(False), 78))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"cells": "?x9", "cell_ranks": 0},
+        {"hosts": 0, "world": 1 << 40},
+        {"rows_us": {"x": [1.0], "7": []}, "row_names": ["own"], "world": 2},
+        {"columns_us": {}, "cells": ""},
+    ],
+)
+def test_a_strange_record_of_ranks_is_shown_without_an_error(change: dict[str, Any]) -> None:
+    ranks = planted_snapshot(1024).ranks
+    assert ranks is not None
+    strange = replace(ranks, newest=replace(ranks.newest, **change))
+    panel(strange, 28, 10)
+    heat_map(strange, 28, 10)
+    ranks_lines(replace(planted_snapshot(1024), ranks=strange), 78)
+
+
+# Pages
+
+
+def test_values_and_samples_that_were_logged_are_a_page() -> None:
+    scalars = (("accuracy", ((1, 0.25), (2, 0.5))), ("x" * 70, ((1, 1e-6),)), ("数据\x1b[2J", ()))
+    texts = TextsEvent(1200, ["def f(x):\n    return x\x1b[31m", "数" * 90, ""])
+    shown = text_of(own_values_lines(snapshot(scalars=scalars, texts=texts), 80))
+    for part in ("accuracy", "0.5000", "1e-06", "1,200", "  return x\\x1b["):  # with its indentation
+        assert part in shown, part
+    assert "log()" in text_of(own_values_lines(snapshot(), 120))
+
+
+def test_the_glossary_has_every_phase_cause_method_and_status() -> None:
+    groups = {title: dict(terms) for title, terms in GLOSSARY}
+    terms = [term for group in groups.values() for term in group]
+    assert {*PHASES, *IDLE_CAUSES, CHECKPOINT} <= set(terms)
+    assert {"kernels", "operators", "events", "nvml", "host clock"} <= set(groups["idle time"])
+    assert {term.split()[-1] for term in groups["status"]} == set(STATUSES)
+    # At 80 columns a definition is one line, or two for a long term.
+    for keys in (LIVE_KEYS, WIZARD_KEYS):
+        lines = help_lines(keys, 78)
+        assert all(width_of(row) <= 78 for row in lines)
+        twice = sum(1 for term in terms if len(term) >= 18)
+        assert len(lines) == sum(1 for key in keys if key.help) + len(terms) + twice + 2 * len(groups)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_console.render.html import Axis, time_axis, value_axis
+from ndd_console.render.html import time_axis, value_axis
 from ndd_console.report.model import CAPACITY, Curve, RunClock, RunTimeline
 from ndd_console.words.blocks import share_text
 
@@ -86,13 +86,6 @@ def test_a_value_axis_holds_its_values(a: float, b: float, kind: str, log: bool)
     assert axis.low <= low + slack and axis.high >= high - slack
     assert 1 <= len(axis.ticks) <= 12
     assert 0 <= axis.place(low) <= axis.place(high) <= 1
-
-
-def test_units_suit_the_largest_value() -> None:
-    assert value_axis(0, 3 << 30, "bytes", "").unit == "GiB"
-    assert value_axis(0, 0.08, "seconds", "").unit == "ms"
-    assert value_axis(0, 0.5, "share", "").ticks[-1] == (0.5, "50")
-    assert isinstance(value_axis(0, 0, "plain", "W"), Axis)
 
 
 def test_a_small_share_is_not_shown_as_zero() -> None:

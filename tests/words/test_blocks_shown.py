@@ -1,8 +1,9 @@
-"""Blocks as rows and as lines: nothing is wider than the screen, and what matters stays in a narrow table."""
+"""Blocks as rows and as lines: nothing is wider than the screen; comparisons and memory snapshots as blocks."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,6 +13,12 @@ from ndd_console.render.rows import block_rows
 from ndd_console.render.text import lines
 from ndd_console.view.rows import cells, width_of
 from ndd_console.words.blocks import COMMAND, Bars, Block, Facts, Lines, Table, Text, Time, Verdict
+from ndd_console.words.comparison import two_compared
+from ndd_console.words.trace import memory_blocks
+from ndd_engine.recordings.snapshots import examine
+from ndd_engine.trial.compare import compare
+from tests.recordings.snapshots import MIB, History, frame, written
+from tests.trial.written_runs import steady, windows, write_run
 
 WORDS = st.text(st.sampled_from("ab -/.数\x1b[9é"), max_size=50)
 PAIRS = st.lists(st.tuples(WORDS, WORDS), max_size=4).map(tuple)
@@ -42,7 +49,7 @@ BLOCKS = st.one_of(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120)
 @given(st.lists(BLOCKS, max_size=3), st.integers(1, 130))
 def test_no_row_is_wider_than_the_screen(blocks: list[Block], width: int) -> None:
     for row in block_rows(blocks, width):
@@ -50,7 +57,6 @@ def test_no_row_is_wider_than_the_screen(blocks: list[Block], width: int) -> Non
         assert all(text.isprintable() for text, _ in row)
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(BLOCKS, max_size=3), st.integers(20, 130), st.booleans())
 def test_lines_of_a_command_fit_the_terminal_and_cannot_control_it(
     blocks: list[Block], width: int, colour: bool
@@ -99,3 +105,45 @@ def test_a_command_continues_with_a_backslash_and_a_label_that_repeats_is_left_o
 def test_a_plot_is_not_shown_on_a_screen() -> None:
     with pytest.raises(TypeError):
         block_rows([Lines("loss", "plain", "", (), Time(1.0))], 80)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "more", "words"),
+    [
+        (3.0, {}, "B is slower"),
+        (1 / 3, {}, "B is faster"),
+        (1.0, {}, "ndd-console try"),
+        (3.0, {"workload": "eeg"}, "different workloads or models"),
+    ],
+)
+def test_the_verdict_of_a_comparison(
+    tmp_path: Path, ratio: float, more: dict[str, object], words: str
+) -> None:
+    a = write_run(tmp_path / "a", windows(steady(60, 1.0)))
+    b = write_run(tmp_path / "b", windows(steady(60, ratio, seed=1)), **more)
+    facts, figures = two_compared(compare(a, b))
+    assert isinstance(facts, Facts) and dict(facts.rows)["speed"].endswith(words)
+    assert isinstance(figures, Table) and figures.columns == ("", "A", "B", "B / A")
+
+
+@pytest.mark.long
+def test_a_memory_snapshot_names_the_owner_and_the_failure(tmp_path: Path) -> None:
+    history = History(cap=100 * MIB)
+    history.alloc(60 * MIB, [frame("/home/me/train.py", 7, "build")])
+    history.alloc(60 * MIB)
+    blocks = list(memory_blocks(examine(written(tmp_path, history))))
+    tables = [block for block in blocks if isinstance(block, Table)]
+    facts = [block for block in blocks if isinstance(block, Facts)]
+    assert [block.title for block in facts] == ["GPU 0", "Out of memory at entry 2"]
+    assert dict(facts[0].rows)["retries"] == "none"
+    assert dict(facts[1].rows)["request"].split()[:5:3] == ["60.0", "40.0"]
+    assert tables[0].rows == (("60.0 MiB", "100 %", "1x", "me/train.py:7 build"),)
+    assert all(all(table.columns) for table in tables)
+    assert "+0.0%" in tables[-1].note
+
+
+def test_lines_wrap_only_on_a_terminal_and_have_no_colour_on_a_pipe() -> None:
+    blocks = [Text("a warning " * 20, "warn"), Table("", ("", "name"), (("1", "x" * 90),), frozenset({0}))]
+    assert len(lines(blocks)) == 4
+    assert max(map(len, lines(blocks, 40))) <= 40
+    assert "\x1b" not in "".join(lines(blocks)) and "\x1b[33m" in "".join(lines(blocks, colour=True))
