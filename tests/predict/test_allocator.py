@@ -156,20 +156,6 @@ def test_a_cap_counts_all_streams() -> None:
     assert allocator.retries == 1 and allocator.reserved == 40 * MIB
 
 
-def test_the_address_order_decides_between_equal_blocks() -> None:
-    events = [
-        (0, 20 * MIB), (1, 20 * MIB), (0, -1), (1, -1),
-        # 12 MiB split one of the two; then 18 MiB fit the other one.
-        (2, 12 * MIB), (3, 18 * MIB),
-    ]  # fmt: skip
-    peaks = [Allocator(descending=order).replay(events) for order in (False, True)]
-    assert [allocator.reserved for allocator in peaks] == [40 * MIB] * 2
-    first = [min(block.address for block, _ in one._live.values()) for one in peaks]
-    later = [one._live[2][0].address for one in peaks]
-    assert later[0] == first[0] and later[1] == first[1]  # the lowest address in either order
-    assert peaks[0]._live[2][0].base != peaks[1]._live[2][0].base
-
-
 def test_garbage_collection_releases_the_longest_idle_blocks() -> None:
     rules = Rules(gc_threshold=0.5)
     # 30 and 40 MiB are idle; 30 MiB for longer.
