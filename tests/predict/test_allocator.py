@@ -138,16 +138,6 @@ def test_a_full_gpu_with_expandable_segments_retries_in_the_middle_too() -> None
         expandable(cap=100 * MIB).replay(events)
 
 
-def test_streams_do_not_share_blocks() -> None:
-    allocator = Allocator()
-    allocator.allocate(0, 30 * MIB, stream=0)
-    allocator.free(0)
-    allocator.allocate(1, 30 * MIB, stream=7)
-    assert allocator.reserved == 60 * MIB
-    allocator.allocate(2, 30 * MIB, stream=0)
-    assert allocator.reserved == 60 * MIB
-
-
 def test_a_cap_counts_all_streams() -> None:
     allocator = Allocator(cap=60 * MIB)
     allocator.allocate(0, 40 * MIB, stream=1)

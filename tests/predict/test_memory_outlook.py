@@ -156,15 +156,6 @@ def test_loops_over_items_match_when_collapsed(items: int) -> None:
     assert family.trace(items).until("one").left() == real.until("one").left()
 
 
-def test_collapsing_keeps_what_an_operator_leaves_allocated() -> None:
-    trace = looped(3).ordered()
-    found = trace.collapsed()
-    assert len(found.events) < len(trace.events)
-    assert found.left() == trace.left() == 0
-    assert set(found.marks) == {"one"}
-    assert sum("(temporary)" in label for label in found.labels) == 2
-
-
 @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.booleans()), min_size=1, max_size=60))
 def test_collapsing_preserves_peak_and_remaining_memory(steps: list[tuple[int, int, bool]]) -> None:
     events: list[tuple[int, int]] = []

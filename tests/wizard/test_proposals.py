@@ -182,17 +182,6 @@ def test_the_configured_model_comes_first() -> None:
         assert (resolved.workload.size, resolved.batch.sequence) == (model.size, model.sequence)
 
 
-def test_rates_times_and_missing_memory_of_a_proposal() -> None:
-    assert BASE.items_per_s == 160
-    assert BASE.tokens_per_s == 160 * 64
-    assert BASE.total_s == 10
-    assert BASE.fits
-    assert replace(BASE, memory_bytes=700).missing_bytes == 200
-    assert replace(BASE, step_s=None).total_s is None
-    resolved = config(*BASE.sets())
-    assert (resolved.batch.micro, resolved.batch.accumulation) == (8, 2)
-
-
 def test_the_goal_determines_the_order() -> None:
     lean = replace(BASE, step_s=0.12, memory_bytes=50)
     slow = replace(BASE, step_s=0.5, memory_bytes=10)
