@@ -36,26 +36,21 @@ T = TypeVar("T")
 class Options:
     """How to measure. effort: "full", "quick" (rough results within a minute) or "smoke" (does it run at all?).
 
-    device: as in run.device.
-    workloads: to measure, () for all. pairs: of blocks per ratio in rivals and best; None: as many as fit their time.
-    real: number of real A/A trials in intervals. keep: folder of their results, which a further call adds to.
-    traceml: a Python with torch and traceml-ai, for observe; "" for none. only: parts and cases of
-    ranks_faults and script_faults, () for all. python: that of the scripts of frameworks, "" for this one.
+    The others are options of the command, see `__main__`; empty ones are not given.
     """
 
     effort: str = "full"
     device: str = "cpu"
-    workloads: tuple[str, ...] = ()
     pairs: int | None = None
     real: int = 0
     keep: str = ""
     traceml: str = ""
-    only: tuple[str, ...] = ()
+    only: Sequence[str] = ()
     python: str = ""
 
-    def wants(self, workload: str) -> bool:
-        """Whether to measure this workload."""
-        return not self.workloads or workload in self.workloads
+    def wanted(self, cases: Iterable[T], name: Callable[[T], str]) -> list[T]:
+        """The cases to measure: those of --only, or all; with smoke the first of them."""
+        return self.cases(case for case in cases if not self.only or name(case) in self.only)
 
     # What smoke means: the first case, once, in blocks of SMOKE_S seconds.
 
@@ -119,6 +114,23 @@ def quantile(values: Sequence[float], share: float) -> float:
     """The `share` quantile (nearest rank)."""
     ordered = sorted(values)
     return ordered[min(max(-int(-len(ordered) * share // 1), 1), len(ordered)) - 1]
+
+
+PARITY = (
+    "first losses: the largest relative difference. If the first step agrees and later ones drift apart, the cause is "
+    "rounding: Adam's first steps normalise a gradient by its own magnitude"
+)
+
+
+def parity(left: Sequence[float], right: Sequence[float]) -> str:
+    """Compares losses by step: "identical", or the relative difference of the first step and the largest one.
+
+    Raises ValueError for unequal numbers of losses, or none.
+    """
+    if not left:
+        raise ValueError("no losses to compare")
+    found = [abs(a - b) / max(abs(a), 1e-12) for a, b in zip(left, right, strict=True)]
+    return f"first {found[0]:.0e}, all {max(found):.0e}" if max(found) else "identical"
 
 
 # Paired measurement.
@@ -243,7 +255,7 @@ def machine_slug() -> str:
 def software() -> str:
     """Versions that affect speed."""
     return ", ".join(
-        [f"Python {platform.python_version()}"] + [f"{name} {_version(name)}" for name in _PACKAGES]
+        [f"Python {platform.python_version()}"] + [f"{name} {version_of(name)}" for name in _PACKAGES]
     )
 
 
@@ -255,7 +267,7 @@ def command_line() -> str:
     return shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

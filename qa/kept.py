@@ -11,10 +11,10 @@ T = TypeVar("T")
 
 
 def append(path: Path, line: str) -> None:
-    """Add a line to a record, after ending a torn one."""
+    """Add a line to a record, complete or not at all, after ending a torn one."""
     torn = path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n")
-    with path.open("a", encoding="utf-8") as file:
-        file.write(("\n" if torn else "") + line + "\n")
+    with path.open("ab", buffering=0) as file:
+        file.write(f"{chr(10) if torn else ''}{line}\n".encode())
 
 
 def read_lines(record: Path, make: Callable[[str], T]) -> list[T]:

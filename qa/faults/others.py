@@ -97,8 +97,7 @@ class Ran:
 def measure(options: Options) -> Table:
     """All scripts; with --quick one block each and no trials."""
     table = Table(TITLE, COLUMNS)
-    wanted = [script for script in SCRIPTS if not options.only or script.name in options.only]
-    for script in options.cases(wanted):
+    for script in options.wanted(SCRIPTS, lambda script: script.name):
         missing = [name for name in script.needs if importlib.util.find_spec(name) is None]
         if missing:
             table.note(f"{script.name}: left out, {', '.join(missing)} is not installed")

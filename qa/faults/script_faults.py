@@ -24,6 +24,8 @@ from ndd_engine.diagnose.view import View
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from qa.console import console, output, sets_of
+from qa.trials import nulls
+from qa.trials.nulls import Null
 
 from . import timed_hangs
 from .observed import neighbours
@@ -274,3 +276,37 @@ def attempt(folder: Path, change: Sequence[str], budget_s: float = TRIAL_S) -> d
 
 def _times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}x"
+
+
+# Trials of a change without effect.
+NULL_TITLE = "script_null: trials of a change without effect, on scripts"
+NULL_S = 20.0
+SWITCHED, RESTARTED = ["--set", "speed.attention=math"], ["--env", "NDD_UNUSED=1"]
+
+
+def without_effect(options: Options) -> list[Table]:
+    """How many intervals contain 1, and how many verdicts are false?
+
+    `--real N` trials, spread over innocent scripts: one of four in pairs of processes (an unused variable of the
+    environment), the others in one process (a setting of cuDNN, on the CPU). Every process is a new start of the
+    script. With `--keep DIR` they can be interrupted and continued.
+    """
+    subjects = INNOCENTS[:6]
+
+    def one(number: int) -> Null:
+        subject = subjects[number % len(subjects)]
+        place = folder / subject
+        if not (place / "runs" / "it" / "events.jsonl").exists():
+            observe(place, "innocent.py", subject, seconds=options.seconds(6.0, 6.0, least=1.0))
+        restarts = number // len(subjects) % 4 == 3
+        change = RESTARTED if restarts else SWITCHED
+        event = attempt(place, change, options.seconds(NULL_S, NULL_S, least=1.0))
+        figures = (event[name] for name in ("verdict", "ratio", "low", "high", "seconds"))
+        return Null(number, subject, *figures, restarts=restarts)
+
+    with tempfile.TemporaryDirectory(prefix="ndd-null-") as temporary:
+        folder = Path(options.keep or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        count = options.real or options.repeats(4, 4, 1)
+        found = nulls.run(folder / "nulls.jsonl", count, True, one)
+        return nulls.tables(found, f"{NULL_TITLE} ({NULL_S:g} s each)")

@@ -6,27 +6,19 @@ threads, and with its innocent twin. `--real N` trials of each (default: 4, of 6
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from pathlib import Path
 from statistics import median
 
 from benchmarks.common import Options, Table, as_percent, say
+from benchmarks.engine import tried
 
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.trial.outcome import Base, TrialRequest
-from ndd_engine.trial.trial import run_trial
-from qa.scripts.planted_gain import UNITS
+from qa.faults.cases import MODULE
+from qa.scripts.planted_models import UNITS
 
 TITLE = "power: a planted 5 % of real work, in one process and in pairs of processes"
-FOLDER = Path(__file__).parents[1] / "scripts"
-SETS = (
-    f'workload.path=["{FOLDER}"]',
-    "run.epochs=100000",
-    "run.threads=2",
-    "run.device=cpu",
-    "batch.micro=16",
-)
+PLACE = f'workload.path=["{MODULE.parent}"]'
+SETS = (PLACE, "run.epochs=100000", "run.threads=2", "run.device=cpu", "batch.micro=16")
 CHANGE = ("run.threads=1",)
 # The gain of the work, and the least that is left of it with the rest of a step.
 MOST, LEAST = (UNITS + 1) / UNITS, 1 + 0.9 / UNITS
@@ -37,23 +29,18 @@ def measure(options: Options) -> Table:
     count, budget_s = options.real or options.repeats(4, 1), options.seconds(60.0, 20.0, least=2.0)
     columns = ("planted", "measured", "trials", "faster", "no difference", "slower", "inconclusive", "other")
     table = Table(TITLE, (*columns, "contains the truth", "ratio", "half-width", "seconds"))
-    found: dict[tuple[str, bool], list[TrialEvent]] = {}
+    found: dict[tuple[int, bool], list[TrialEvent]] = {}
     for number in range(count):
-        for case in options.cases(
-            (name, restarts) for name in ("factory", "innocent") for restarts in (False, True)
-        ):
-            name, restarts = case
-            say(f"power: {number + 1} of {count}, {name}, {'pairs' if restarts else 'one process'}")
-            base = Base(name, None, f"planted_gain:{name}", SETS)
-            request = TrialRequest(base, CHANGE, budget_s, restarts=restarts)
-            event = run_trial(request, lambda _: None, threading.Event())
+        for case in options.cases((more, restarts) for more in (1, 0) for restarts in (False, True)):
+            more, restarts = case
+            say(f"power: {number + 1} of {count}, {5 * more} %, {'pairs' if restarts else 'one process'}")
+            sets = (*SETS, f"workload.options.more={more}")
+            event = tried(f"{MODULE.stem}:gain", sets, CHANGE, budget_s, restarts)
             say(f"power: {event.text}")
             found.setdefault(case, []).append(event)
-    for (name, restarts), events in found.items():
-        planted = name == "factory"
-        table.add(
-            "5 %" if planted else "nothing", "pairs" if restarts else "one process", *cells(events, planted)
-        )
+    for (more, restarts), events in found.items():
+        planted = "5 %" if more else "nothing"
+        table.add(planted, "pairs" if restarts else "one process", *cells(events, more > 0))
     table.note(
         f"the truth with the planted work: {LEAST:g}x to {MOST:g}x, since a step does more than this work; "
         "without it 1x"

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from qa.gpu import runs
-from qa.gpu.runs import EVERY_STEP, Trained, difference, losses
+from benchmarks.engine import Trained
+from qa.gpu import first
+from qa.gpu.first import EVERY_STEP, difference, losses
 
 from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.phase_clock import DevicePhaseClock
@@ -22,7 +23,7 @@ pytestmark = [
 
 
 def train(folder: Path, *sets: str, steps: int = 60) -> Trained:
-    return runs.train(folder, "chartext", ("log.window_s=0.2", *sets), "cuda", steps)
+    return first.train(folder, "chartext", ("log.window_s=0.2", *sets), "cuda", steps)
 
 
 def test_device_clock_agrees_with_a_synchronised_reference() -> None:
