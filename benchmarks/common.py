@@ -10,6 +10,7 @@ import platform
 import random
 import shlex
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -210,6 +211,17 @@ def compared(
     ratios = paired(baseline, subject, pairs, limit_s)
     rates = (statistics.median(ratio.rates[side] for ratio in ratios) for side in (0, 1))
     return Compared(*undisturbed(ratios), *rates)
+
+
+def whole_process(argv: Sequence[str]) -> tuple[float, int]:
+    """Seconds of a process from start to end, and its bytes at the peak. Raises RuntimeError if it fails."""
+    begin = time.perf_counter()
+    child = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(child.pid, 0)
+    seconds, child.returncode = time.perf_counter() - begin, os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise RuntimeError(f"{shlex.join(argv)} ended with status {child.returncode}")
+    return seconds, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 # The machine and its other load.

@@ -6,12 +6,12 @@ not be accused at the end.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Options, Table, say
+from benchmarks.engine import events_of
 
 from ndd_engine.record.rundir import RunDir
 
@@ -55,7 +55,7 @@ def _planted(way: str, size: float) -> tuple[tuple[str, ...], bool]:
     with tempfile.TemporaryDirectory(prefix="ndd-leaks-") as text:
         folder = Path(text)
         found = observe(folder, SCRIPT, way, f"{size:g}", seconds=SECONDS)
-        events = [json.loads(line) for line in RunDir(folder / "runs" / "it").events.read_text().splitlines()]
+        events = events_of(RunDir(folder / "runs" / "it"))
     leaks = [one for one in found if one["cause"] == "leak"]
     where = next((change["where"] or "" for one in leaks for change in one["changes"]), "")
     line = _line(way)

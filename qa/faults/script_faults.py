@@ -23,7 +23,7 @@ from benchmarks.common import Options, Table, say
 from ndd_engine.diagnose.view import View
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
-from qa.console import console, output, sets_of
+from qa.console import console, output, python_words, sets_of
 from qa.trials import nulls
 from qa.trials.nulls import Null
 
@@ -259,8 +259,7 @@ def observe(
     folder: Path, script: str, *arguments: str, seconds: float, ranks: int = 1, python: str = sys.executable
 ) -> list[dict[str, Any]]:
     """The findings of an observed run of a script."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-    words = [python, *(launcher if ranks > 1 else ()), str(FOLDER / script), *arguments]
+    words = python_words(str(FOLDER / script), *arguments, ranks=ranks, python=python)
     run = console if script == HANGS else output
     run(folder, "run", "--headless", "--run", "it", "--", *words, SCRIPT_S=f"{seconds:g}")
     found: list[dict[str, Any]] = json.loads(output(folder, "report", "it", "--json"))["findings"]

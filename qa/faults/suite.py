@@ -14,7 +14,7 @@ from benchmarks.engine import tried
 
 from ndd_engine.errors import NddError
 from ndd_engine.record.events import TrialEvent
-from qa.kept import append, read_lines
+from qa.console import append, read_lines
 from qa.trials import nulls
 from qa.trials.nulls import Null
 
@@ -182,9 +182,7 @@ def without_effect(
             event = trial(workload, (*PLAIN, *sets), NULL_CHANGE, budget_s, restarts=restarts)
         except TrialError as error:
             return Null(number, workload, f"failed: {error}", restarts=restarts)
-        return Null(
-            number, workload, event.verdict, event.ratio, event.low, event.high, event.seconds, restarts
-        )
+        return Null.of(number, workload, event, restarts)
 
     folder.mkdir(parents=True, exist_ok=True)
     return nulls.run(folder / "null.jsonl", count, resume, one)

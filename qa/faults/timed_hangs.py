@@ -22,6 +22,7 @@ from benchmarks.common import Options, Table, say
 from benchmarks.terminal import Screen
 
 from ndd_engine.diagnose import CAUSES
+from qa.console import python_words
 
 from .script_cases import FAULTS, HANGS, Fault
 
@@ -128,8 +129,7 @@ def _told(folder: Path, fault: Fault, found: tuple[float, str] | None) -> Told:
 
 
 def _command(fault: Fault, level: float, *more: str) -> list[str]:
-    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={fault.ranks}")
-    words = (sys.executable, *(launcher if fault.ranks > 1 else ()), str(SCRIPT), fault.name, f"{level:g}")
+    words = python_words(str(SCRIPT), fault.name, f"{level:g}", ranks=fault.ranks)
     return [sys.executable, "-m", "ndd_console", "run", *more, "--run", "it", "--", *words]
 
 

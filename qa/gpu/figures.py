@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from qa import kept
-from qa.console import console
+from qa import console as kit
+from qa.console import console, read_lines
 
 EFFORTS = ("full", "quick", "smoke")
 PASS, FAIL, SKIPPED, INFO, FACT, UNCLEAR = "pass", "fail", "skipped", "info", "fact", "inconclusive"
@@ -99,12 +99,12 @@ def last(done: subprocess.CompletedProcess[str]) -> str:
 
 def append(path: Path, figure: Figure) -> None:
     """Add a line."""
-    kept.append(path, json.dumps(asdict(figure)))
+    kit.append(path, json.dumps(asdict(figure)))
 
 
 def read(path: Path) -> list[Figure]:
     """All figures so far; torn and strange lines are ignored."""
-    return kept.read_lines(path, Figure.from_json)
+    return read_lines(path, Figure.from_json)
 
 
 def one_line(text: object, most: int = 300) -> str:

@@ -33,7 +33,7 @@ from ndd_engine.text import size
 from ndd_engine.train.parallel import strategy
 from ndd_engine.train.parallel.strategy import GATHER, SCATTER
 
-from .launch import finish, launch
+from .job import finish, launch
 
 RANKS = (2, 3, 4)
 LIMIT_S = 300

@@ -9,11 +9,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Self
 
 from benchmarks.common import Table, as_percent, say
 
+from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.estimates import judged
-from qa.kept import append, read_lines
+from qa.console import append, read_lines
 
 CALLS = ("faster", "slower")
 VERDICTS = (*CALLS, "no difference", "inconclusive")
@@ -34,6 +36,13 @@ class Null:
     high: float | None = None
     seconds: float = 0.0
     restarts: bool = True
+
+    @classmethod
+    def of(cls, number: int, subject: str, event: TrialEvent, restarts: bool) -> Self:
+        """The result of a trial."""
+        return cls(
+            number, subject, event.verdict, event.ratio, event.low, event.high, event.seconds, restarts
+        )
 
     @property
     def way(self) -> str:
@@ -66,7 +75,7 @@ def table(nulls: Sequence[Null], title: str) -> Table:
     """Verdicts and intervals by subject and in total, and whether there are as many as promised."""
     found = Table(title, COLUMNS)
     for subject in (*dict.fromkeys(null.subject for null in nulls), None):
-        found.add(subject or "all", *_counts([null for null in nulls if subject in (None, null.subject)]))
+        found.add(subject or "all", *counts([null for null in nulls if subject in (None, null.subject)]))
     spans, rated = _spans(nulls), [null for null in nulls if null.ratio is not None and null.low is not None]
     called = sum(null.verdict in CALLS for null in rated)
     undecided = sum(null.verdict == "inconclusive" for null in nulls)
@@ -85,16 +94,17 @@ def _spans(nulls: Sequence[Null]) -> list[tuple[float, float]]:
     return [(null.low, null.high) for null in nulls if null.low is not None and null.high is not None]
 
 
-def _counts(nulls: Sequence[Null]) -> list[str]:
+def counts(nulls: Sequence[Null], truth: tuple[float, float] = (1.0, 1.0)) -> list[str]:
+    """Verdicts, and how often the interval contains the truth, which is in this range."""
     calls = Counter(null.verdict for null in nulls)
     known = [calls[name] for name in VERDICTS]
     spans, ratios = _spans(nulls), [null.ratio for null in nulls if null.ratio is not None]
-    inside = sum(low <= 1 <= high for low, high in spans)
+    inside = sum(low <= truth[1] and high >= truth[0] for low, high in spans)
     width = as_percent(median((high - low) / 2 for low, high in spans)) if spans else "n/a"
     seconds = f"{median(null.seconds for null in nulls):.0f}" if nulls else "n/a"
-    counts = map(str, (*known, len(nulls) - sum(known)))
+    told = map(str, (*known, len(nulls) - sum(known)))
     ends = [f"{end(ratios):.3f}x" for end in (min, max)] if ratios else []
-    return [str(len(nulls)), f"{inside} of {len(spans)}", *counts, width, seconds, *ends]
+    return [str(len(nulls)), f"{inside} of {len(spans)}", *told, width, seconds, *ends]
 
 
 def _rate(what: str, hits: int, count: int, words: str, target: float) -> str:

@@ -6,15 +6,13 @@ threads, and with its innocent twin. `--real N` trials of each (default: 4, of 6
 
 from __future__ import annotations
 
-from collections import Counter
-from statistics import median
-
-from benchmarks.common import Options, Table, as_percent, say
+from benchmarks.common import Options, Table, say
 from benchmarks.engine import tried
 
-from ndd_engine.record.events import TrialEvent
 from qa.faults.cases import MODULE
 from qa.scripts.planted_models import UNITS
+
+from .nulls import COLUMNS, Null, counts
 
 TITLE = "power: a planted 5 % of real work, in one process and in pairs of processes"
 PLACE = f'workload.path=["{MODULE.parent}"]'
@@ -27,9 +25,8 @@ MOST, LEAST = (UNITS + 1) / UNITS, 1 + 0.9 / UNITS
 def measure(options: Options) -> Table:
     """Every way, with and without the planted work, in turn."""
     count, budget_s = options.real or options.repeats(4, 1), options.seconds(60.0, 20.0, least=2.0)
-    columns = ("planted", "measured", "trials", "faster", "no difference", "slower", "inconclusive", "other")
-    table = Table(TITLE, (*columns, "contains the truth", "ratio", "half-width", "seconds"))
-    found: dict[tuple[int, bool], list[TrialEvent]] = {}
+    table = Table(TITLE, ("planted", "measured", "trials", "contains the truth", *COLUMNS[3:]))
+    found: dict[tuple[int, bool], list[Null]] = {}
     for number in range(count):
         for case in options.cases((more, restarts) for more in (1, 0) for restarts in (False, True)):
             more, restarts = case
@@ -37,33 +34,17 @@ def measure(options: Options) -> Table:
             sets = (*SETS, f"workload.options.more={more}")
             event = tried(f"{MODULE.stem}:gain", sets, CHANGE, budget_s, restarts)
             say(f"power: {event.text}")
-            found.setdefault(case, []).append(event)
+            found.setdefault(case, []).append(Null.of(number, MODULE.stem, event, restarts))
     for (more, restarts), events in found.items():
         planted = "5 %" if more else "nothing"
-        table.add(planted, "pairs" if restarts else "one process", *cells(events, more > 0))
+        table.add(
+            planted,
+            "pairs" if restarts else "one process",
+            *counts(events, (LEAST, MOST) if more else (1.0, 1.0)),
+        )
     table.note(
         f"the truth with the planted work: {LEAST:g}x to {MOST:g}x, since a step does more than this work; "
         "without it 1x"
     )
-    table.note(f"budget {budget_s:g} s; ratio, half-width and seconds: medians")
+    table.note(f"budget {budget_s:g} s; half-width and seconds: medians")
     return table
-
-
-def cells(events: list[TrialEvent], planted: bool) -> list[str]:
-    """Verdicts, and how often the interval contains the truth."""
-    calls = Counter(event.verdict for event in events)
-    known = [calls[name] for name in ("faster", "no difference", "slower", "inconclusive")]
-    least, most = (LEAST, MOST) if planted else (1.0, 1.0)
-    spans = [
-        (event.ratio, event.low, event.high)
-        for event in events
-        if event.ratio is not None and event.low is not None and event.high is not None
-    ]
-    inside = sum(low <= most and high >= least for _, low, high in spans)
-    figures = ["n/a"] * 2
-    if spans:
-        width = median((high - low) / 2 for _, low, high in spans)
-        figures = [f"{median(ratio for ratio, _, _ in spans):.3f}x", as_percent(width)]
-    seconds = f"{median(event.seconds for event in events):.0f}"
-    counts = map(str, (len(events), *known, len(events) - sum(known)))
-    return [*counts, f"{inside} of {len(spans)}", *figures, seconds]

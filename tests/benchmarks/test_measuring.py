@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +16,6 @@ from benchmarks.rival_loops import Bare, EngineSide, InOrder, Witness, first_los
 from benchmarks.switching import CASES, KEYS, NOT_SHOWN
 from benchmarks.whole_runs import COLUMNS, SIDES, Measured, _rows
 from qa.scripts.planted_models import WIDTH, gain
-from qa.trials.power import cells as power_cells
 
 from benchmarks import switching
 from ndd_engine.config import read
@@ -222,13 +220,3 @@ def test_a_twentieth_more_work_is_planted_and_its_twin_has_none(
         model(torch.ones(2, WIDTH))
     second = done.index(2000)
     assert (len(done) - second - 1) / (second - 1) == more
-
-
-def test_verdicts_are_counted_and_intervals_looked_into() -> None:
-    one = TrialEvent([], "", "faster", "", ratio=1.05, low=1.03, high=1.07, seconds=20.0)
-    none = replace(one, verdict="inconclusive", ratio=None, low=None, high=None)
-    wide = replace(one, verdict="inconclusive", ratio=1.0, low=0.96, high=1.04)
-    assert power_cells([one, none, wide], True) == [
-        "3", "1", "0", "0", "2", "0", "1 of 2", "1.025x", "3 %", "20",
-    ]  # fmt: skip
-    assert power_cells([one, wide], False)[6] == "1 of 2" and power_cells([none], True)[7:9] == ["n/a", "n/a"]

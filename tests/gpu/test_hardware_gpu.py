@@ -7,20 +7,13 @@ import subprocess
 from typing import Any
 
 import pytest
+import torch
 from tests.waiting import LIMIT_S
 
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import Machine, match
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.record.event import GPU_KEYS
-
-torch = pytest.importorskip("torch")
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA GPU: torch.cuda.is_available() is false"
-    ),
-]
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,6 @@ from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.phase_clock import DevicePhaseClock
 from ndd_engine.recordings.snapshots import examine
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA GPU: torch.cuda.is_available() is false"
-    ),
-]
-
 
 def train(folder: Path, *sets: str, steps: int = 60) -> Trained:
     return first.train(folder, "chartext", ("log.window_s=0.2", *sets), "cuda", steps)

@@ -18,12 +18,10 @@ from ndd_engine.wizard.session import propose
 
 NDD = ("workload.samples=400", "batch.sequence=8", "batch.micro=16", "run.device=cpu", "run.max_steps=20")
 SMALL = ("workload.size=tiny", "run.device=cpu", "run.max_steps=20")
-TOLD: list[str] = []
 
 
 def tell(text: str, share: float) -> None:
     assert 0 <= share <= 1
-    TOLD.append(text)
 
 
 def test_an_own_workload_without_a_length_is_planned_for_one_epoch() -> None:
