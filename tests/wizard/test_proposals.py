@@ -140,12 +140,6 @@ def test_a_free_batch_gets_close_to_the_memory_limit(most: int) -> None:
     assert most - 8 < fitting[-1] <= most
 
 
-def test_micro_batches_divide_the_effective_batch() -> None:
-    found = kept(batches(config(), 720, 10_000), 300, now=20)
-    assert all(720 % micro == 0 for micro in found)
-    assert {2, 20, 240} <= set(found)
-
-
 def test_with_peak_flops_only_larger_micro_batches_come_first() -> None:
     bound = replace(BASE, lower_bound=True, free_bytes=1000)
     rows = [
