@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,19 +80,13 @@ class Counts:
                 table.add(what, f"{sum(of)} of {len(of)}", target)
 
         found = [one for each in self.kinds.values() for one in each]
-        add(
-            "the planted fault is named first, with the function if there is one",
-            [one == FIRST for one in found],
-            "90 %",
-        )
+        first = [one == FIRST for one in found]
+        add("the planted fault is named first, with the function if there is one", first, "90 %")
         add("it is named, also later", [one != MISSED for one in found], "")
         add("twins that are accused", [one for each in self.twins.values() for one in each], "none")
         add("scripts without a fault that are accused", self.innocent, "none")
-        add(
-            "the stated time of a function vs. its time in usual steps",
-            self.durations,
-            f"within {CLOSE:.0%}",
-        )
+        within = f"within {CLOSE:.0%}"
+        add("the stated time of a function vs. its time in usual steps", self.durations, within)
         add(f"the proposed setting gains in a trial of {TRIAL_S:.0f} s", self.gains, "all")
         return table
 
@@ -105,20 +99,16 @@ def measure(options: Options) -> list[Table]:
         parts, chosen = list(PARTS[:1] if options.smoke else PARTS), []
     elif chosen:
         parts += ["planted", "twins"]
-    tables, counts = [], Counts()
+    counts = Counts()
     faults, reasons = _possible(options.cases(chosen or FAULTS), options.python or sys.executable)
-    if "planted" in parts:
-        tables.append(_all_planted(faults, options, counts))
-        for reason in reasons:
-            tables[-1].note(reason)
-    if "twins" in parts:
-        tables.append(_twins(faults, options, counts))
-    if "innocent" in parts:
-        tables.append(_innocents(options, counts))
-    if "durations" in parts:
-        tables.append(_durations(options, counts))
-    if "hangs" in parts:
-        tables.append(timed_hangs.table(options))
+    made: dict[str, Callable[[], Table]] = {
+        "planted": lambda: _all_planted(faults, reasons, options, counts),
+        "twins": lambda: _twins(faults, options, counts),
+        "innocent": lambda: _innocents(options, counts),
+        "durations": lambda: _durations(options, counts),
+        "hangs": lambda: timed_hangs.table(options),
+    }
+    tables = [made[part]() for part in PARTS if part in parts]
     return [*tables, *(table for table in (counts.kinds_table(), counts.table()) if table.rows)]
 
 
@@ -137,8 +127,8 @@ def _possible(faults: Sequence[Fault], python: str) -> tuple[list[Fault], list[s
     return [fault for fault in faults if fault.package not in missing], reasons
 
 
-def _all_planted(faults: Sequence[Fault], options: Options, counts: Counts) -> Table:
-    table = Table(TITLE, COLUMNS)
+def _all_planted(faults: Sequence[Fault], reasons: Sequence[str], options: Options, counts: Counts) -> Table:
+    table = Table(TITLE, COLUMNS, notes=[*reasons])
     for fault in faults:
         for level in options.cases(dict.fromkeys(fault.levels)):
             row, found, gain = _planted(fault, level, options)
@@ -156,12 +146,9 @@ def _twins(faults: Sequence[Fault], options: Options, counts: Counts) -> Table:
         say(f"script_faults: {fault.name} 0")
         with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as folder:
             found = _observed(Path(folder), fault, 0, options)
-        accused = [
-            one
-            for one in found
-            if one["cause"] in HAZARDS
-            or (one["cause"] in fault.causes and (one["ceiling"] or ACCUSED) >= ACCUSED)
-        ]
+        costly = [one for one in found if (one["ceiling"] or ACCUSED) >= ACCUSED]
+        own = {one["cause"] for one in costly} & {*fault.causes}
+        accused = [one for one in found if one["cause"] in HAZARDS | own]
         counts.twins.setdefault(fault.causes[0], []).append(bool(accused))
         first = accused[0] if accused else found[0]
         table.add(
