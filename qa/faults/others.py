@@ -137,7 +137,7 @@ def _measured(script: Script, copy: Path, options: Options) -> tuple[tuple[str, 
 
     pairs = options.repeats(4, 2, least=1)
     times = compared(alone, observed, pairs, options.seconds(240.0, 60.0))
-    ended = bare[0].ended or _run(script, place, [sys.executable, "counted.py", *script.words]).ended
+    ended = bare[0].ended or _run(script, place, [sys.executable, "ended.py", *script.words]).ended
     told = load_state(RunDir(place / "runs" / RUN)).snapshot()
     spread = summarise(times.values)
     first = json.loads(output(place, "report", RUN, "--json"))["findings"][0]

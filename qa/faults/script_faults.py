@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Options, Table, say
+from benchmarks.engine import events_of
 
 from ndd_engine.diagnose.view import View
 from ndd_engine.record.file import load_state
@@ -296,3 +297,79 @@ def without_effect(options: Options) -> list[Table]:
         count = options.real or options.repeats(4, 4, 1)
         found = nulls.run(folder / "nulls.jsonl", count, True, one)
         return nulls.tables(found, f"{NULL_TITLE} ({NULL_S:g} s each)")
+
+
+# Scripts that keep something for each step.
+LEAKS = "leaks.py"
+WAYS = (
+    "local", "global", "dict", "attribute", "deque", "writer", "class", "dataset", "cache", "default", "closure",
+    "hooks", "state", "numbers", "bytes", "view", "buffer",
+)  # fmt: skip
+LIMITED = ("none", "not-deque", "not-ring")
+SIZES = (10e3, 100e3, 1e6, 10e6)
+LEAKS_S = 40.0
+
+
+def leaks(options: Options) -> list[Table]:
+    """Scripts that keep something for each step, in many ways: is what holds it named, with the line that keeps it?
+
+    Each case is `ndd-console run --headless -- python leaks.py WAY BYTES`. Those that keep a limited amount must not be
+    accused at the end.
+    """
+    table = Table(
+        "leaks: memory that grows, and what holds it",
+        ("way", "bytes a step", "found", "named at", "after", ""),
+    )
+    named = cases = 0
+    for way in options.cases(WAYS):
+        for size in options.cases(SIZES):
+            row, right = _held(way, size)
+            table.add(*row)
+            cases, named = cases + 1, named + right
+    table.note(f"named with the line that keeps: {named} of {cases}")
+    accused = 0
+    for way in () if options.smoke else LIMITED:
+        row, right = _held(way, 100e3)
+        table.add(*row)
+        accused += not right
+    if not options.smoke:
+        table.note(f"accused: {accused} of {len(LIMITED)} that keep a limited amount")
+    return [table]
+
+
+def _held(way: str, size: float) -> tuple[tuple[str, ...], bool]:
+    say(f"leaks: {way} {size:g}")
+    with tempfile.TemporaryDirectory(prefix="ndd-leaks-") as text:
+        folder = Path(text)
+        found = observe(folder, LEAKS, way, f"{size:g}", seconds=LEAKS_S)
+        events = events_of(RunDir(folder / "runs" / "it"))
+    leaks = [one for one in found if one["cause"] == "leak"]
+    where = next((change["where"] or "" for one in leaks for change in one["changes"]), "")
+    line = _line(way)
+    after = _after(events, f"{LEAKS}:{line}")
+    right = where == f"{LEAKS}:{line}" if line else not leaks
+    title = leaks[0]["title"] if leaks else "-"
+    return (way, f"{size:g}", title, where, after, "" if right else "WRONG"), right
+
+
+def _after(events: list[dict[str, Any]], where: str) -> str:
+    """When the finding first had the line: seconds since the first window, and the growth since then."""
+    sizes = [
+        (one["t"], size)
+        for one in events
+        if one["type"] == "sample" and (size := one["host"].get("rss_bytes"))
+    ]
+    begin = next((one["t"] for one in events if one["type"] == "window"), 0.0)
+    for one in events:
+        told = one["type"] == "finding" and one["cause"] == "leak" and not one["gone"]
+        if told and one["finding"]["changes"][0]["where"] == where:
+            before = next((size for t, size in sizes if t >= begin), 0)
+            now = next((size for t, size in sizes if t >= one["t"]), before)
+            return f"{one['t'] - begin:.0f} s, {(now - before) / 2**20:.0f} MiB"
+    return "-"
+
+
+def _line(way: str) -> int:
+    """The line of the script that keeps; 0 for a way that keeps a limited amount."""
+    lines = (FOLDER / LEAKS).read_text(encoding="utf-8").splitlines()
+    return next((number for number, line in enumerate(lines, 1) if line.endswith(f"# keeps {way}")), 0)
