@@ -103,7 +103,7 @@ faults: $(VENV)/.dev
 # An environment of its own, which never replaces a torch with CUDA: see qa/gpu/setup.py. Exit status 3 without a
 # GPU (make itself then returns 2). Without an index: python3 -m benchmarks.gpu, in a Python that has the packages.
 gpu:
-	@$(PYTHON) -m benchmarks.gpu.setup $(GPU_VENV) $(ARGS)
+	@$(PYTHON) -m qa.gpu.setup $(GPU_VENV) $(ARGS)
 
 hostile: $(VENV)/.dev
 	$(BIN)/python -m tests.hostile $(ARGS)

@@ -8,29 +8,30 @@ import shutil
 import sys
 import time
 import traceback
+from dataclasses import fields
 from types import ModuleType
-
-from ndd_engine.config.workload_sections import WORKLOADS
 
 from .common import Environment, Options, add_output, command_line, report, say, write
 
-# The name of a benchmark, and its module.
+# The name of a benchmark, and its module; "module:function" if it is not `measure`.
 NAMES = {
     **{
         name: f"benchmarks.{name}"
         for name in (
-            "loop", "screen", "keys", "start", "clock", "rivals", "best", "quality", "memory", "steps", "wizard",
-            "switching", "observe", "trend", "recordings",
+            "loop", "screen", "keys", "start", "clock", "rivals", "best", "quality", "memory", "wizard", "switching",
+            "observe", "trend", "recordings",
         )
     },
+    "steps": "benchmarks.wizard:steps",
     "intervals": "qa.trials.intervals",
-    "coverage": "qa.trials.coverage",
-    "power": "qa.trials.power",
-    **{f"ranks_{name}": f"qa.ranks.{name}" for name in ("faults", "fold", "late", "loop", "memory")},
-    "leaks": "qa.faults.leaks",
+    "coverage": "qa.trials.intervals:coverage",
+    "power": "qa.trials.nulls:power",
+    **{f"ranks_{name}": f"qa.ranks.{name}" for name in ("faults", "late", "loop", "memory")},
+    "ranks_fold": "qa.ranks.simulated",
+    "leaks": "qa.faults.script_faults:leaks",
     "others": "qa.faults.others",
     "script_faults": "qa.faults.script_faults",
-    "script_null": "qa.faults.script_null",
+    "script_null": "qa.faults.script_faults:without_effect",
 }  # fmt: skip
 
 
@@ -50,10 +51,6 @@ def main() -> int:
         help="only whether it runs: the first case, in one block of at most a few seconds",
     )  # fmt: skip
     parser.add_argument("--device", default="cpu", help="device to train on, as in run.device (default: cpu)")
-    parser.add_argument(
-        "--workload", action="append", default=[], choices=WORKLOADS,
-        help="limit rivals, best, quality, steps and wizard to this workload; may be repeated",
-    )  # fmt: skip
     parser.add_argument(
         "--pairs", type=int, metavar="N",
         help="pairs of blocks per ratio in rivals and best (default: by time), or rounds of switching (default: 4); "
@@ -101,16 +98,12 @@ def main() -> int:
         allowed = [one for name in given.names or NAMES for one in getattr(_module(name), "ONLY", ())]
         if strange := [one for one in given.only if one not in allowed]:
             parser.error(f"--only {', '.join(strange)}: unknown; allowed: {', '.join(allowed) or 'none'}")
-    options = Options(
-        given.effort, given.device, tuple(given.workload), given.pairs, given.real, given.keep, given.traceml,
-        tuple(given.only), given.python,
-    )  # fmt: skip
+    options = Options(**{field.name: getattr(given, field.name) for field in fields(Options)})
     failed: list[str] = []
     texts: list[str] = []
     for name in given.names or NAMES:
-        module = _module(name)
         try:
-            text = _carry_out(name, module, options)
+            text = _carry_out(name, options)
         except Exception:  # noqa: BLE001  continue with the others
             traceback.print_exc()
             say(f"{name}: failed")
@@ -126,13 +119,14 @@ def main() -> int:
 
 
 def _module(name: str) -> ModuleType:
-    return importlib.import_module(NAMES[name])
+    return importlib.import_module(NAMES[name].partition(":")[0])
 
 
-def _carry_out(name: str, module: ModuleType, options: Options) -> str:
+def _carry_out(name: str, options: Options) -> str:
     environment = Environment(command_line())
+    measure = getattr(_module(name), NAMES[name].partition(":")[2] or "measure")
     begin = time.perf_counter()
-    tables = module.measure(options)
+    tables = measure(options)
     say(f"{name}: took {time.perf_counter() - begin:.0f} s")
     return report(tables, environment)
 

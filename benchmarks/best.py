@@ -24,6 +24,7 @@ from ndd_engine.trial.sides import SHARED_ENVIRONMENT, SideProcess
 from ndd_engine.wizard.session import PATIENCE_S
 
 from .common import (
+    PARITY,
     Compared,
     Options,
     Table,
@@ -34,13 +35,12 @@ from .common import (
     as_seconds,
     compared,
     ignore,
+    parity,
     say,
     statistics_cells,
 )
-from .engine import ONLY_STEPS, engine
+from .engine import ONLY_STEPS, engine, step_s
 from .guides import OTHER_BATCH, Guide, Settings, Step, as_sets, guides, merged
-from .parity import WHY, parity
-from .sides import step_s
 
 TITLE = (
     "best: the engine's best settings / the guide's original settings (items per second, neighbouring blocks)"
@@ -79,12 +79,11 @@ class Candidate:
 def measure(options: Options) -> list[Table]:
     """The results, and the search for them."""
     result, steps = Table(TITLE, COLUMNS), Table(STEPS_TITLE, STEP_COLUMNS)
-    steps.note(WHY)
+    steps.note(PARITY)
     if options.quick:
         steps.note("--quick tries all settings at once, without compiling and different batches")
-    wanted = (guide for guide in guides(options.device) if options.wants(guide.workload))
     with tempfile.TemporaryDirectory(prefix="ndd-bench-compiled-") as cache:
-        for guide in options.cases(wanted):
+        for guide in options.cases(guides(options.device)):
             say(f"best: {guide.workload}")
             Search(guide, options, result, steps, cache).carry_out()
     return [result, steps]

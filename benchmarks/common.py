@@ -10,6 +10,7 @@ import platform
 import random
 import shlex
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -36,26 +37,21 @@ T = TypeVar("T")
 class Options:
     """How to measure. effort: "full", "quick" (rough results within a minute) or "smoke" (does it run at all?).
 
-    device: as in run.device.
-    workloads: to measure, () for all. pairs: of blocks per ratio in rivals and best; None: as many as fit their time.
-    real: number of real A/A trials in intervals. keep: folder of their results, which a further call adds to.
-    traceml: a Python with torch and traceml-ai, for observe; "" for none. only: parts and cases of
-    ranks_faults and script_faults, () for all. python: that of the scripts of frameworks, "" for this one.
+    The others are options of the command, see `__main__`; empty ones are not given.
     """
 
     effort: str = "full"
     device: str = "cpu"
-    workloads: tuple[str, ...] = ()
     pairs: int | None = None
     real: int = 0
     keep: str = ""
     traceml: str = ""
-    only: tuple[str, ...] = ()
+    only: Sequence[str] = ()
     python: str = ""
 
-    def wants(self, workload: str) -> bool:
-        """Whether to measure this workload."""
-        return not self.workloads or workload in self.workloads
+    def wanted(self, cases: Iterable[T], name: Callable[[T], str]) -> list[T]:
+        """The cases to measure: those of --only, or all; with smoke the first of them."""
+        return self.cases(case for case in cases if not self.only or name(case) in self.only)
 
     # What smoke means: the first case, once, in blocks of SMOKE_S seconds.
 
@@ -119,6 +115,23 @@ def quantile(values: Sequence[float], share: float) -> float:
     """The `share` quantile (nearest rank)."""
     ordered = sorted(values)
     return ordered[min(max(-int(-len(ordered) * share // 1), 1), len(ordered)) - 1]
+
+
+PARITY = (
+    "first losses: the largest relative difference. If the first step agrees and later ones drift apart, the cause is "
+    "rounding: Adam's first steps normalise a gradient by its own magnitude"
+)
+
+
+def parity(left: Sequence[float], right: Sequence[float]) -> str:
+    """Compares losses by step: "identical", or the relative difference of the first step and the largest one.
+
+    Raises ValueError for unequal numbers of losses, or none.
+    """
+    if not left:
+        raise ValueError("no losses to compare")
+    found = [abs(a - b) / max(abs(a), 1e-12) for a, b in zip(left, right, strict=True)]
+    return f"first {found[0]:.0e}, all {max(found):.0e}" if max(found) else "identical"
 
 
 # Paired measurement.
@@ -200,6 +213,17 @@ def compared(
     return Compared(*undisturbed(ratios), *rates)
 
 
+def whole_process(argv: Sequence[str]) -> tuple[float, int]:
+    """Seconds of a process from start to end, and its bytes at the peak. Raises RuntimeError if it fails."""
+    begin = time.perf_counter()
+    child = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(child.pid, 0)
+    seconds, child.returncode = time.perf_counter() - begin, os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise RuntimeError(f"{shlex.join(argv)} ended with status {child.returncode}")
+    return seconds, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
 # The machine and its other load.
 
 
@@ -243,7 +267,7 @@ def machine_slug() -> str:
 def software() -> str:
     """Versions that affect speed."""
     return ", ".join(
-        [f"Python {platform.python_version()}"] + [f"{name} {_version(name)}" for name in _PACKAGES]
+        [f"Python {platform.python_version()}"] + [f"{name} {version_of(name)}" for name in _PACKAGES]
     )
 
 
@@ -255,7 +279,7 @@ def command_line() -> str:
     return shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]])
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +15,19 @@ from typing import Any
 import torch
 
 from ndd_engine.config import read
-from ndd_engine.record.events import EndEvent, Event, WindowEvent, parse
+from ndd_engine.record.events import EndEvent, Event, TrialEvent, WindowEvent, parse
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.run import Run
 from ndd_engine.train.loop import Loop
 from ndd_engine.train.prepare import Prepared, prepare_run
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.training_run import TrainingRun
+from ndd_engine.trial.outcome import Base, TrialRequest
+from ndd_engine.trial.sides import SideProcess
+from ndd_engine.trial.trial import run_trial
+from ndd_engine.wizard.session import PATIENCE_S, WARM_UP
+
+from .common import ignore
 
 Json = dict[str, Any]
 # A step takes 1-3 ms on one core, mostly in the interpreter, so overhead is most visible here.
@@ -81,6 +88,33 @@ def engine(workload: str, sets: Sequence[str]) -> Iterator[Engine]:
                 prepared.sampler.stop()
         finally:
             run.close()
+
+
+# Runs in processes of their own, which train block by block: the sides of a trial, driven by hand.
+BLOCK_S = 1.5
+ENDLESS = 1 << 40
+
+
+def warm_up(side: SideProcess, block_s: float = BLOCK_S) -> None:
+    """Prepare the run, and train the slower first steps. Raises ChildError."""
+    side.prepare(PATIENCE_S, ignore)
+    side.train(WARM_UP, PATIENCE_S, ignore, lead=0, until_s=block_s, least=2)
+
+
+def step_s(side: SideProcess, block_s: float = BLOCK_S) -> float:
+    """Seconds of a step in a block of this length. Raises ChildError."""
+    seconds, steps = side.train(ENDLESS, PATIENCE_S, ignore, until_s=block_s, least=2)
+    return seconds / steps
+
+
+def tried(
+    workload: str, sets: Sequence[str], change: Sequence[str], budget_s: float, restarts: bool, **more: Any
+) -> TrialEvent:
+    """A trial as `ndd-console try` makes it. more: cause, and an event that stops it. Raises NddError."""
+    stop = more.pop("stop", None) or threading.Event()
+    base = Base(workload, None, workload, tuple(sets))
+    request = TrialRequest(base, tuple(change), budget_s, restarts=restarts, **more)
+    return run_trial(request, lambda _: None, stop)
 
 
 def read_windows(events: Path) -> list[tuple[float, WindowEvent]]:

@@ -114,7 +114,7 @@ def _row(table: Table, workload: str, amp: str, cases: list[Case]) -> None:
 def _cases(options: Options) -> Iterator[Case]:
     torch.set_num_threads(1)
     times = options.cases(TIMES[::3] if options.quick else TIMES)
-    for workload in options.cases(filter(options.wants, MODELS)):
+    for workload in options.cases(MODELS):
         for sets in MODELS[workload][: options.repeats(3, 1)]:
             for amp in options.cases(PRECISIONS):
                 say(f"memory: {workload} {' '.join(sets)} {amp}")

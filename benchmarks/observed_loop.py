@@ -5,16 +5,24 @@ are observed in each way, and what the observer does besides, in so many seconds
 `python observed_loop.py MILLISECONDS WARM_S ends SECONDS` trains for so long, observed, and prints when each step ends.
 WARM_S: seconds of observed training before, in which the observer learns what the steps call, and how often to time
 their phases.
+
+For `benchmarks.whole_runs` it is a plain script, which knows nothing of whoever observes it:
+`python observed_loop.py sized OUTPUT MILLISECONDS` writes the width and the batch whose steps take about so long.
+`python observed_loop.py blocks SOCKET WIDTH BATCH WARM [traceml]` trains WARM steps, connects to that Unix socket, and
+trains as many steps as each line from there says. It answers each with a line of JSON: the seconds by the clock and of
+the processor, and the last loss. traceml: with the two lines that its documentation asks a plain loop for.
 """
 
 from __future__ import annotations
 
 import json
 import random
+import socket
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
+from pathlib import Path
 from statistics import median
 from threading import get_ident
 from typing import Any
@@ -83,12 +91,36 @@ def sized(step_s: float) -> Loop:
         width = min(width * 2, 1024) if found < step_s / 4 else width
 
 
-def main() -> None:
+def write_sized(output: str, milliseconds: str) -> None:
+    loop = sized(float(milliseconds) / 1e3)
+    found = {"width": loop.width, "batch": loop.batch, "step_s": loop.train(50)}
+    Path(output).write_text(json.dumps(found))
+
+
+def blocks(address: str, width: str, batch: str, warm: str, traceml: str = "") -> None:
+    loop = Loop(int(width), int(batch))
+    if traceml:
+        import traceml_ai
+
+        traceml_ai.init(mode="auto")
+        loop.around = traceml_ai.trace_step
+    loop.train(int(warm))
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(address)
+        with connection.makefile("rw") as asked:
+            print("ready", file=asked, flush=True)
+            for line in asked:
+                used, steps = time.process_time(), int(line)
+                wall_s = loop.train(steps) * steps
+                body = {"wall_s": wall_s, "used_s": time.process_time() - used, "loss": loop.loss.item()}
+                print(json.dumps(body), file=asked, flush=True)
+
+
+def measure() -> None:
     """Measure, and print."""
     what = sys.argv[3]
     milliseconds, warm_s, count = (float(sys.argv[place]) for place in (1, 2, 4))
     step_s = milliseconds / 1e3
-    torch.set_num_threads(1)
     loop = sized(step_s)
     observer: Any = sys.modules["_ndd_watch.install"].observer
     loop.train(round(warm_s / step_s))
@@ -189,4 +221,6 @@ def _ends(loop: Loop, observer: Any, seconds: float) -> dict[int, float]:
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    plain: Any = {"sized": write_sized, "blocks": blocks}.get(sys.argv[1])
+    plain(*sys.argv[2:]) if plain else measure()

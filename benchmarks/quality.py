@@ -87,7 +87,7 @@ def measure(options: Options) -> Table:
     """All workloads in one table."""
     table = Table(TITLE, COLUMNS)
     seeds = range(1, 1 + options.repeats(5, 3, least=2))
-    for case in options.cases(case for case in CASES if options.wants(case.workload)):
+    for case in options.cases(CASES):
         # Fewer steps for a rough result; they are printed in the notes.
         steps = options.repeats(case.steps, max(case.steps // 4, 10), least=10)
         table.note(

@@ -8,19 +8,16 @@ process, without that of its subprocess.
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from ndd_engine.text import size
 
-from .common import STATISTICS, Options, Table, as_seconds, say, statistics_cells
+from .common import STATISTICS, Options, Table, as_seconds, say, statistics_cells, whole_process
 
 TITLE = "recordings: seconds to read files of others"
 _MIB = 1 << 20
@@ -39,26 +36,13 @@ def measure(options: Options) -> Table:
             taken, most = [], 0
             for turn in range(options.repeats(5, 3)):
                 say(f"recordings: {command}, {turn + 1}")
-                seconds, peak = _whole(command, path)
+                seconds, peak = whole_process([sys.executable, "-m", "ndd_console", command, str(path)])
                 taken.append(seconds)
                 most = max(most, peak)
             shown = f"{command} of {size(path.stat().st_size)}"
             table.add(shown, *statistics_cells(taken, as_seconds))
             table.note(f"{shown}: at most {size(most)} of memory")
     return table
-
-
-def _whole(command: str, path: Path) -> tuple[float, int]:
-    """Seconds, and bytes of the process at its peak. Raises RuntimeError if it fails."""
-    begin = time.perf_counter()
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ndd_console", command, str(path)], stdout=subprocess.DEVNULL
-    )
-    _, status, used = os.wait4(child.pid, 0)
-    child.returncode = os.waitstatus_to_exitcode(status)
-    if child.returncode:
-        raise RuntimeError(f"ndd-console {command} ended with status {child.returncode}")
-    return time.perf_counter() - begin, used.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _trace(path: Path, megabytes: int) -> Path:

@@ -150,9 +150,13 @@ class InOrder(EpochBatches):
 
 
 class Rival:
-    """Base class of the other loops: a copy of the model, the same optimizer and the same loader."""
+    """Base class of the other loops: a copy of the model, the same optimizer and the same loader.
+
+    settings: how a library is used, for a note.
+    """
 
     name: str
+    settings = ""
 
     def __init__(self, config: Config, workload: Workload, device: torch.device) -> None:
         self.config, self.device = config, device

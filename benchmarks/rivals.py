@@ -15,14 +15,15 @@ see rival_loops for what the time of a block includes.
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.factory_data import prepare
 
+from . import rival_libraries
 from .common import (
     Options,
     Table,
@@ -30,12 +31,12 @@ from .common import (
     as_ms,
     as_ratio,
     compared,
+    parity,
     say,
     statistics_cells,
 )
 from .engine import ONLY_STEPS, engine
 from .loop import keep_memory
-from .parity import parity
 from .rival_loops import Bare, EngineSide, Rival, Side, first_losses, seconds
 
 TITLE = "rivals: engine headless / other loops doing the same work (steps per second, neighbouring blocks)"
@@ -85,10 +86,7 @@ def measure(options: Options) -> Table:
     if not keep_memory():
         table.note("this allocator cannot be configured to keep memory: ratios of the larger steps are rough")
     makers = _makers(table)
-    wanted = (
-        case for case in CASES if not (case.only_full and options.quick) and options.wants(case.workload)
-    )
-    for case in options.cases(wanted):
+    for case in options.cases(case for case in CASES if not (case.only_full and options.quick)):
         say(f"rivals: {case.workload}, {case.name}")
         table.note(f"{case.workload}, {case.name}: {' '.join(case.sets)} {' '.join(_SETTINGS[-3:])}")
         try:
@@ -103,17 +101,14 @@ def measure(options: Options) -> Table:
 def _makers(table: Table) -> list[type[Rival]]:
     """The installed rivals, the bare loop first."""
     found: list[type[Rival]] = [Bare]
-    for package, name in (("lightning", "Lightning"), ("accelerate", "Accelerated")):
+    for make in (rival_libraries.lightning, rival_libraries.accelerate):
+        package = make.__name__
         if find_spec(package) is None:
-            table.note(
-                f"{package} is not installed and was skipped: install it with `make bench` or "
-                "pip install -e '.[bench]'"
-            )
+            how = "install it with `make bench` or pip install -e '.[bench]'"
+            table.note(f"{package} is not installed and was skipped: {how}")
             continue
-        module = importlib.import_module(f"{__package__}.rival_{package}")
-        made: type[Rival] = vars(module)[name]
-        found.append(made)
-        table.note(f"{made.name} {module.VERSION}: {module.SETTINGS}")
+        found.append(make())
+        table.note(f"{found[-1].name} {version(package)}: {found[-1].settings}")
     return found
 
 

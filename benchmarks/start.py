@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ from ndd_engine.record.file import Recorder, RunReader
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import duration, size
 
-from .common import STATISTICS, Options, Table, Target, as_seconds, say, statistics_cells
+from .common import STATISTICS, Options, Table, Target, as_seconds, say, statistics_cells, whole_process
 from .terminal import Terminal
 
 TITLE = "start: seconds to start"
@@ -59,16 +58,10 @@ def _commands(table: Table, times: int) -> None:
     taken: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(times):
         for name, argv in commands.items():
-            taken[name].append(_whole(argv))
+            taken[name].append(whole_process(argv)[0])
     for name, values in taken.items():
         target = COMMAND_TARGET if "ndd-console" in name else None
         table.add(f"{name}, whole process", *statistics_cells(values, as_seconds, target))
-
-
-def _whole(argv: Sequence[str]) -> float:
-    begin = time.perf_counter()
-    subprocess.run(argv, check=True, capture_output=True)
-    return time.perf_counter() - begin
 
 
 def _home(table: Table, times: int) -> None:
@@ -121,7 +114,7 @@ def _long_run(table: Table, windows: int, times: int) -> None:
         right = "correct" if snapshot.step == step and snapshot.status == "done" else "WRONG"
         table.note(f"the snapshot read back is {right}: step {snapshot.step:,}, {snapshot.status}")
         argv = [*_CONSOLE, "--runs", folder, "attach", _RUN]
-        whole = [_whole([*argv, "--headless"]) for _ in range(times)]
+        whole = [whole_process([*argv, "--headless"])[0] for _ in range(times)]
         painted = [_attach_screen(argv) for _ in range(times)]
     name = f"{windows / 1e6:.2f} million windows"
     table.add(f"{name}: open, poll, snapshot", *statistics_cells(opened, as_seconds, OPEN_TARGET))

@@ -7,16 +7,15 @@ rounds. What repetitions in one process differ by beyond their intervals shows w
 
 from __future__ import annotations
 
-import threading
 from statistics import stdev
 
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.estimates import Estimate, estimate_of, joined, over, standard_error
-from ndd_engine.trial.outcome import Base, TrialRequest, times, with_interval
-from ndd_engine.trial.trial import run_trial
+from ndd_engine.trial.outcome import times, with_interval
 from ndd_watch.changes import AROUND, LOADER, MODEL, switched_by
 
 from .common import Options, Table, as_percent, say
+from .engine import tried
 
 TITLE = "changes measured in one process and in pairs of processes"
 ENDLESS = "run.epochs=100000"
@@ -55,34 +54,17 @@ KEYS = switched_by(LOADER, MODEL, AROUND)
 
 def measure(options: Options) -> list[Table]:
     """Every case both ways, several times."""
-    columns = (
-        "key",
-        "workload",
-        "change",
-        "one process",
-        "pairs",
-        "quotient",
-        "agree",
-        "repetitions differ by",
-    )
-    table = Table(TITLE, (*columns, "expected", "rounds"))
+    columns = ("key", "workload", "change", "one process", "pairs", "quotient", "agree")
+    table = Table(TITLE, (*columns, "repetitions differ by", "expected", "rounds"))
     rounds = options.pairs or options.repeats(4, 1)
     budget_s = options.seconds(60.0, 20.0, least=2.0)
-    wanted = {
-        key: case
-        for key, case in CASES.items()
-        if options.wants(case[0]) and (not options.only or key in options.only)
-    }
-    for key in options.cases(wanted):
-        workload, sets, change = wanted[key]
+    for key in options.wanted(CASES, str):
+        workload, sets, change = CASES[key]
         ways: tuple[list[TrialEvent], list[TrialEvent]] = ([], [])
         for turn in range(rounds):
             for restarts in (False, True) if turn % 2 == 0 else (True, False):
                 say(f"switching: {key}, {turn + 1} of {rounds}, {'pairs' if restarts else 'one process'}")
-                request = TrialRequest(
-                    Base(workload, None, workload, sets), change, budget_s, restarts=restarts
-                )
-                event = run_trial(request, lambda _: None, threading.Event())
+                event = tried(workload, sets, change, budget_s, restarts)
                 say(f"switching: {event.text}")
                 if event.ratio is not None:
                     ways[restarts].append(event)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping
+from statistics import median
 
 import torch
 from torch import nn
@@ -17,7 +18,7 @@ from ndd_engine.diagnose.pace_rules import CLEAR, slowdown, unexplained
 from ndd_engine.record.events import WindowEvent
 from ndd_engine.record.snapshot import Pace
 
-from .common import Options, Table, say
+from .common import Options, Table, quantile, say
 
 TITLE = "trend: the smallest slowdown that is named"
 # Width, layers and batch of the models: steps of about 1, 5, 20 and 100 ms on one core of a server.
@@ -55,7 +56,7 @@ def measure(options: Options) -> list[Table]:
             missed = [rate for rate in RATES if named[rate] < NAMED * count]
             smallest = next((rate for rate in RATES if rate > missed[-1]), None)
             table.add(
-                f"{name} ({_median(times) / 1e6:.2g} ms)", str(minutes),
+                f"{name} ({median(times) / 1e6:.2g} ms)", str(minutes),
                 *(f"{named[rate] / count:.1%}" for rate in RATES), "" if smallest is None else f"{smallest:g} %",
             )  # fmt: skip
             accused, flat = accused + named[0.0], flat + count
@@ -81,7 +82,7 @@ def record(loops: Mapping[str, tuple[int, int, int]], seconds: float) -> dict[st
                 t = time.perf_counter_ns()
                 step()
                 times.append(time.perf_counter_ns() - t)
-            found[name].append(_median(times))
+            found[name].append(median(times))
     return found
 
 
@@ -138,10 +139,5 @@ def _window(index: int, ns: int) -> WindowEvent:
     return WindowEvent(step, 0, step, STEPS, STEPS, 0, 0, ns * STEPS, ns, ns, ns, phases)
 
 
-def _median(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
-
-
 def _spread(values: list[float]) -> float:
-    ordered = sorted(values)
-    return ordered[int(0.95 * (len(ordered) - 1))] / ordered[int(0.05 * (len(ordered) - 1))] - 1
+    return quantile(values, 0.95) / quantile(values, 0.05) - 1

@@ -17,9 +17,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyte
-
-from .terminal import Terminal
+from .terminal import Screen
 
 ROOT = Path(__file__).parents[1]
 PAGE, SCRIPTS = ROOT / "docs" / "walkthroughs.md", ROOT / "docs" / "walkthroughs"
@@ -85,23 +83,17 @@ STORIES = {
 }
 
 
-class Screen(Terminal):
-    """A program in a terminal, and what is shown."""
+class Shown(Screen):
+    """A program in a terminal."""
 
     def __init__(self, words: list[str], folder: Path, rows: int, columns: int = 80) -> None:
         # The scripts and the console run in this Python; its warnings are not part of the page.
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        self.screen = pyte.Screen(columns, rows)
-        self._stream = pyte.ByteStream(self.screen)
         super().__init__(words, columns, rows, folder, PATH=path, PYTHONWARNINGS="ignore")
 
     def look(self, seconds: float) -> bool:
         """Show what comes for some seconds; whether the program goes on."""
-        end = time.monotonic() + seconds
-        while not self.ended and (left := end - time.monotonic()) > 0:
-            if (chunk := self.read(left)) is not None:
-                # The emulator knows no kitty keyboard protocol and prints its sequences.
-                self._stream.feed(chunk.data.replace(b"\x1b[>", b"\x1b[?").replace(b"\x1b[<u", b""))
+        self.drain(seconds)
         return not self.ended
 
     def type(self, text: str, seconds: float = 2.0) -> bool:
@@ -119,7 +111,7 @@ class Screen(Terminal):
 
 def screens(story: Story, folder: Path) -> dict[str, list[str]]:
     """The live screen and the diagnosis while the script trains; then it trains to its end."""
-    terminal = Screen([*_PROGRAM, "run", "--", *story.command.split()], folder, 24)
+    terminal = Shown([*_PROGRAM, "run", "--", *story.command.split()], folder, 24)
     begun = time.monotonic()
     while terminal.look(1) and "backward" not in "".join(terminal.lines):
         if time.monotonic() - begun > LIMIT_S:
@@ -143,7 +135,7 @@ def shown(line: str, folder: Path) -> list[str]:
     """What a terminal shows after a command; questions are answered with yes."""
     words = line.split()
     program = _PROGRAM if words[0] == "ndd-console" else [words[0]]
-    terminal = Screen([*program, *words[1:]], folder, 120, 500)
+    terminal = Shown([*program, *words[1:]], folder, 120, 500)
     begun = time.monotonic()
     while terminal.look(1) and time.monotonic() - begun < LIMIT_S:
         if "[y/N]" in "".join(terminal.lines[-1:]):

@@ -40,7 +40,7 @@ LAUNCHES, BLOCKS = 3, 10
 # Seconds of training before steps are measured, and of one block.
 WARM_S, BLOCK_S = 2.0, 2.0
 TIMEOUT_S = 300.0
-_LOOP = str(Path(__file__).with_name("plain_loop.py"))
+_LOOP = str(Path(__file__).with_name("observed_loop.py"))
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ def _rows(table: Table, turns: list[dict[str, Measured]], commands: list[dict[st
 def _sized(folder: Path, python: str, step_ms: float, seconds: float) -> Work:
     output = folder / "sized.json"
     done = subprocess.run(
-        [python, _LOOP, str(output), str(step_ms)], env=_environment(), capture_output=True, text=True, check=False,
-        timeout=TIMEOUT_S,
+        [python, _LOOP, "sized", str(output), str(step_ms)], env=_environment(), capture_output=True, text=True,
+        check=False, timeout=TIMEOUT_S,
     )  # fmt: skip
     if done.returncode:
         raise RuntimeError(f"{python} ended with status {done.returncode}: {done.stderr[-2000:]}")
@@ -225,7 +225,7 @@ class Side:
 
     def _command(self, address: str) -> list[str]:
         work = self._work
-        given = [address, *(str(value) for value in (work.width, work.batch, work.warm))]
+        given = ["blocks", address, *(str(value) for value in (work.width, work.batch, work.warm))]
         if self._name == "ndd-console run":
             console = f"{sys.executable} -m ndd_console run --headless --run it --"
             return [*console.split(), work.python, _LOOP, *given]

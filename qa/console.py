@@ -1,11 +1,14 @@
-"""Commands of ndd-console, and what they said."""
+"""Commands of ndd-console, and results that are kept line by line, so that an interrupted command can be continued."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import TypeVar
 
 LIMIT_S = 300.0
 
@@ -36,3 +39,28 @@ def output(folder: Path, *words: str, **more: str) -> str:
 def sets_of(*items: str) -> list[str]:
     """Options of a command for these settings."""
     return [word for item in items for word in ("--set", item)]
+
+
+def python_words(script: str, *arguments: str, ranks: int = 1, python: str = sys.executable) -> list[str]:
+    """The command of a script, under torchrun if it has several ranks."""
+    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
+    return [python, *(launcher if ranks > 1 else ()), script, *arguments]
+
+
+T = TypeVar("T")
+
+
+def append(path: Path, line: str) -> None:
+    """Add a line to a record, complete or not at all, after ending a torn one."""
+    torn = path.exists() and path.stat().st_size and not path.read_bytes().endswith(b"\n")
+    with path.open("ab", buffering=0) as file:
+        file.write(f"{chr(10) if torn else ''}{line}\n".encode())
+
+
+def read_lines(record: Path, make: Callable[[str], T]) -> list[T]:
+    """What `make` returns for each line of a record; torn and strange lines are ignored."""
+    found = []
+    for line in record.read_text("utf-8", "replace").splitlines() if record.exists() else ():
+        with suppress(ValueError, TypeError, KeyError):
+            found.append(make(line))
+    return found

@@ -1,7 +1,7 @@
-"""`python -m tests.hostile`: see `qa.hostile`."""
+"""`python -m tests.hostile`: see `qa.hostile.attempts`."""
 
 import sys
 
-from qa.hostile.__main__ import main
+from qa.hostile.attempts import main
 
 sys.exit(main())

@@ -110,7 +110,7 @@ def three(
     ]
 
 
-def chosen(cases: Iterable[Case], only: Sequence[str], workloads: Sequence[str]) -> list[Case]:
+def chosen(cases: Iterable[Case], only: Sequence[str]) -> list[Case]:
     """The selected cases. only: each a "fault", "fault:severity", kind or name; () for all.
 
     Raises ValueError for an unknown one.
@@ -120,12 +120,7 @@ def chosen(cases: Iterable[Case], only: Sequence[str], workloads: Sequence[str])
     if strange := [word for word in only if word not in known]:
         names = sorted({case.fault for case in cases})
         raise ValueError(f"unknown case {', '.join(strange)}; allowed: {', '.join(names)}")
-    return [
-        case
-        for case in cases
-        if (not only or any(word in only for word in _words(case)))
-        and (not workloads or case.workload in workloads)
-    ]
+    return [case for case in cases if not only or any(word in only for word in _words(case))]
 
 
 def _words(case: Case) -> tuple[str, ...]:

@@ -97,8 +97,7 @@ class Ran:
 def measure(options: Options) -> Table:
     """All scripts; with --quick one block each and no trials."""
     table = Table(TITLE, COLUMNS)
-    wanted = [script for script in SCRIPTS if not options.only or script.name in options.only]
-    for script in options.cases(wanted):
+    for script in options.wanted(SCRIPTS, lambda script: script.name):
         missing = [name for name in script.needs if importlib.util.find_spec(name) is None]
         if missing:
             table.note(f"{script.name}: left out, {', '.join(missing)} is not installed")
@@ -138,7 +137,7 @@ def _measured(script: Script, copy: Path, options: Options) -> tuple[tuple[str, 
 
     pairs = options.repeats(4, 2, least=1)
     times = compared(alone, observed, pairs, options.seconds(240.0, 60.0))
-    ended = bare[0].ended or _run(script, place, [sys.executable, "counted.py", *script.words]).ended
+    ended = bare[0].ended or _run(script, place, [sys.executable, "ended.py", *script.words]).ended
     told = load_state(RunDir(place / "runs" / RUN)).snapshot()
     spread = summarise(times.values)
     first = json.loads(output(place, "report", RUN, "--json"))["findings"][0]

@@ -12,18 +12,21 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from benchmarks.common import Options, Table, say
+from benchmarks.engine import events_of
 
 from ndd_engine.diagnose.view import View
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
-from qa.console import console, output, sets_of
+from qa.console import console, output, python_words, sets_of
+from qa.trials import nulls
+from qa.trials.nulls import Null
 
 from . import timed_hangs
 from .observed import neighbours
@@ -78,19 +81,13 @@ class Counts:
                 table.add(what, f"{sum(of)} of {len(of)}", target)
 
         found = [one for each in self.kinds.values() for one in each]
-        add(
-            "the planted fault is named first, with the function if there is one",
-            [one == FIRST for one in found],
-            "90 %",
-        )
+        first = [one == FIRST for one in found]
+        add("the planted fault is named first, with the function if there is one", first, "90 %")
         add("it is named, also later", [one != MISSED for one in found], "")
         add("twins that are accused", [one for each in self.twins.values() for one in each], "none")
         add("scripts without a fault that are accused", self.innocent, "none")
-        add(
-            "the stated time of a function vs. its time in usual steps",
-            self.durations,
-            f"within {CLOSE:.0%}",
-        )
+        within = f"within {CLOSE:.0%}"
+        add("the stated time of a function vs. its time in usual steps", self.durations, within)
         add(f"the proposed setting gains in a trial of {TRIAL_S:.0f} s", self.gains, "all")
         return table
 
@@ -103,20 +100,16 @@ def measure(options: Options) -> list[Table]:
         parts, chosen = list(PARTS[:1] if options.smoke else PARTS), []
     elif chosen:
         parts += ["planted", "twins"]
-    tables, counts = [], Counts()
+    counts = Counts()
     faults, reasons = _possible(options.cases(chosen or FAULTS), options.python or sys.executable)
-    if "planted" in parts:
-        tables.append(_all_planted(faults, options, counts))
-        for reason in reasons:
-            tables[-1].note(reason)
-    if "twins" in parts:
-        tables.append(_twins(faults, options, counts))
-    if "innocent" in parts:
-        tables.append(_innocents(options, counts))
-    if "durations" in parts:
-        tables.append(_durations(options, counts))
-    if "hangs" in parts:
-        tables.append(timed_hangs.table(options))
+    made: dict[str, Callable[[], Table]] = {
+        "planted": lambda: _all_planted(faults, reasons, options, counts),
+        "twins": lambda: _twins(faults, options, counts),
+        "innocent": lambda: _innocents(options, counts),
+        "durations": lambda: _durations(options, counts),
+        "hangs": lambda: timed_hangs.table(options),
+    }
+    tables = [made[part]() for part in PARTS if part in parts]
     return [*tables, *(table for table in (counts.kinds_table(), counts.table()) if table.rows)]
 
 
@@ -135,8 +128,8 @@ def _possible(faults: Sequence[Fault], python: str) -> tuple[list[Fault], list[s
     return [fault for fault in faults if fault.package not in missing], reasons
 
 
-def _all_planted(faults: Sequence[Fault], options: Options, counts: Counts) -> Table:
-    table = Table(TITLE, COLUMNS)
+def _all_planted(faults: Sequence[Fault], reasons: Sequence[str], options: Options, counts: Counts) -> Table:
+    table = Table(TITLE, COLUMNS, notes=[*reasons])
     for fault in faults:
         for level in options.cases(dict.fromkeys(fault.levels)):
             row, found, gain = _planted(fault, level, options)
@@ -154,12 +147,9 @@ def _twins(faults: Sequence[Fault], options: Options, counts: Counts) -> Table:
         say(f"script_faults: {fault.name} 0")
         with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as folder:
             found = _observed(Path(folder), fault, 0, options)
-        accused = [
-            one
-            for one in found
-            if one["cause"] in HAZARDS
-            or (one["cause"] in fault.causes and (one["ceiling"] or ACCUSED) >= ACCUSED)
-        ]
+        costly = [one for one in found if (one["ceiling"] or ACCUSED) >= ACCUSED]
+        own = {one["cause"] for one in costly} & {*fault.causes}
+        accused = [one for one in found if one["cause"] in HAZARDS | own]
         counts.twins.setdefault(fault.causes[0], []).append(bool(accused))
         first = accused[0] if accused else found[0]
         table.add(
@@ -257,8 +247,7 @@ def observe(
     folder: Path, script: str, *arguments: str, seconds: float, ranks: int = 1, python: str = sys.executable
 ) -> list[dict[str, Any]]:
     """The findings of an observed run of a script."""
-    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}")
-    words = [python, *(launcher if ranks > 1 else ()), str(FOLDER / script), *arguments]
+    words = python_words(str(FOLDER / script), *arguments, ranks=ranks, python=python)
     run = console if script == HANGS else output
     run(folder, "run", "--headless", "--run", "it", "--", *words, SCRIPT_S=f"{seconds:g}")
     found: list[dict[str, Any]] = json.loads(output(folder, "report", "it", "--json"))["findings"]
@@ -274,3 +263,113 @@ def attempt(folder: Path, change: Sequence[str], budget_s: float = TRIAL_S) -> d
 
 def _times(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}x"
+
+
+# Trials of a change without effect.
+NULL_TITLE = "script_null: trials of a change without effect, on scripts"
+NULL_S = 20.0
+SWITCHED, RESTARTED = ["--set", "speed.attention=math"], ["--env", "NDD_UNUSED=1"]
+
+
+def without_effect(options: Options) -> list[Table]:
+    """How many intervals contain 1, and how many verdicts are false?
+
+    `--real N` trials, spread over innocent scripts: one of four in pairs of processes (an unused variable of the
+    environment), the others in one process (a setting of cuDNN, on the CPU). Every process is a new start of the
+    script. With `--keep DIR` they can be interrupted and continued.
+    """
+    subjects = INNOCENTS[:6]
+
+    def one(number: int) -> Null:
+        subject = subjects[number % len(subjects)]
+        place = folder / subject
+        if not (place / "runs" / "it" / "events.jsonl").exists():
+            observe(place, "innocent.py", subject, seconds=options.seconds(6.0, 6.0, least=1.0))
+        restarts = number // len(subjects) % 4 == 3
+        change = RESTARTED if restarts else SWITCHED
+        event = attempt(place, change, options.seconds(NULL_S, NULL_S, least=1.0))
+        figures = (event[name] for name in ("verdict", "ratio", "low", "high", "seconds"))
+        return Null(number, subject, *figures, restarts=restarts)
+
+    with tempfile.TemporaryDirectory(prefix="ndd-null-") as temporary:
+        folder = Path(options.keep or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        count = options.real or options.repeats(4, 4, 1)
+        found = nulls.run(folder / "nulls.jsonl", count, True, one)
+        return nulls.tables(found, f"{NULL_TITLE} ({NULL_S:g} s each)")
+
+
+# Scripts that keep something for each step.
+LEAKS = "leaks.py"
+WAYS = (
+    "local", "global", "dict", "attribute", "deque", "writer", "class", "dataset", "cache", "default", "closure",
+    "hooks", "state", "numbers", "bytes", "view", "buffer",
+)  # fmt: skip
+LIMITED = ("none", "not-deque", "not-ring")
+SIZES = (10e3, 100e3, 1e6, 10e6)
+LEAKS_S = 40.0
+
+
+def leaks(options: Options) -> list[Table]:
+    """Scripts that keep something for each step, in many ways: is what holds it named, with the line that keeps it?
+
+    Each case is `ndd-console run --headless -- python leaks.py WAY BYTES`. Those that keep a limited amount must not be
+    accused at the end.
+    """
+    table = Table(
+        "leaks: memory that grows, and what holds it",
+        ("way", "bytes a step", "found", "named at", "after", ""),
+    )
+    named = cases = 0
+    for way in options.cases(WAYS):
+        for size in options.cases(SIZES):
+            row, right = _held(way, size)
+            table.add(*row)
+            cases, named = cases + 1, named + right
+    table.note(f"named with the line that keeps: {named} of {cases}")
+    accused = 0
+    for way in () if options.smoke else LIMITED:
+        row, right = _held(way, 100e3)
+        table.add(*row)
+        accused += not right
+    if not options.smoke:
+        table.note(f"accused: {accused} of {len(LIMITED)} that keep a limited amount")
+    return [table]
+
+
+def _held(way: str, size: float) -> tuple[tuple[str, ...], bool]:
+    say(f"leaks: {way} {size:g}")
+    with tempfile.TemporaryDirectory(prefix="ndd-leaks-") as text:
+        folder = Path(text)
+        found = observe(folder, LEAKS, way, f"{size:g}", seconds=LEAKS_S)
+        events = events_of(RunDir(folder / "runs" / "it"))
+    leaks = [one for one in found if one["cause"] == "leak"]
+    where = next((change["where"] or "" for one in leaks for change in one["changes"]), "")
+    line = _line(way)
+    after = _after(events, f"{LEAKS}:{line}")
+    right = where == f"{LEAKS}:{line}" if line else not leaks
+    title = leaks[0]["title"] if leaks else "-"
+    return (way, f"{size:g}", title, where, after, "" if right else "WRONG"), right
+
+
+def _after(events: list[dict[str, Any]], where: str) -> str:
+    """When the finding first had the line: seconds since the first window, and the growth since then."""
+    sizes = [
+        (one["t"], size)
+        for one in events
+        if one["type"] == "sample" and (size := one["host"].get("rss_bytes"))
+    ]
+    begin = next((one["t"] for one in events if one["type"] == "window"), 0.0)
+    for one in events:
+        told = one["type"] == "finding" and one["cause"] == "leak" and not one["gone"]
+        if told and one["finding"]["changes"][0]["where"] == where:
+            before = next((size for t, size in sizes if t >= begin), 0)
+            now = next((size for t, size in sizes if t >= one["t"]), before)
+            return f"{one['t'] - begin:.0f} s, {(now - before) / 2**20:.0f} MiB"
+    return "-"
+
+
+def _line(way: str) -> int:
+    """The line of the script that keeps; 0 for a way that keeps a limited amount."""
+    lines = (FOLDER / LEAKS).read_text(encoding="utf-8").splitlines()
+    return next((number for number, line in enumerate(lines, 1) if line.endswith(f"# keeps {way}")), 0)

@@ -10,14 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.common import say
+from benchmarks.engine import tried
 
 from ndd_engine.errors import NddError
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.trial.outcome import Base, TrialRequest
-from ndd_engine.trial.trial import run_trial
-from qa.kept import append, read_lines
+from qa.console import append, read_lines
+from qa.trials import nulls
+from qa.trials.nulls import Null
 
-from .cases import Case
+from .cases import PLAIN, Case
+from .faulty import ANTISPOOF, CHARTEXT, FINETUNE, NDD, SUMMARISE
 from .observed import CaseError, neighbours, observed
 from .outcome import Measured, Outcome, same_change
 
@@ -129,15 +131,12 @@ def trial(
     restarts: bool = False,
 ) -> TrialEvent:
     """A trial as `ndd-console try` makes it; stopped if it hangs. Raises TrialError."""
-    request = TrialRequest(
-        Base(workload, None, workload, tuple(sets)), tuple(change), budget_s, cause, restarts
-    )
     stop = threading.Event()
     timer = threading.Timer(budget_s + PATIENCE_S, stop.set)
     timer.daemon = True
     timer.start()
     try:
-        return run_trial(request, lambda _: None, stop)
+        return tried(workload, sets, change, budget_s, restarts, cause=cause, stop=stop)
     except NddError as error:
         raise TrialError(str(error)) from None
     finally:
@@ -155,3 +154,35 @@ def described(outcome: Outcome) -> str:
             figure = measured.verdict if measured.ratio is None else f"{measured.ratio:.2f}x"
             parts.append(f"{name} {figure}")
     return ", ".join(parts)
+
+
+# A/A trials of the five workloads: how often a change without effect is called faster or slower.
+NULL_TITLE = "A/A trials: false gains and losses"
+NULL_S = 16.0
+# The interval of progress lines in headless runs; trials print none.
+NULL_CHANGE = ("log.headless_s=7.5",)
+SIDES = (
+    ("eeg", NDD), ("chartext", CHARTEXT), ("antispoof", ANTISPOOF), ("finetune", FINETUNE), ("summarise", SUMMARISE),
+)  # fmt: skip
+PAIRS_EVERY = 6
+
+
+def without_effect(
+    folder: Path, count: int, resume: bool, budget_s: float = NULL_S, both: bool = False
+) -> list[Null]:
+    """`count` trials, cycling through the workloads; with `resume` only missing ones.
+
+    both: one round of PAIRS_EVERY in pairs of processes, the others in one process, as by default; else all in pairs.
+    """
+
+    def one(number: int) -> Null:
+        workload, sets = SIDES[number % len(SIDES)]
+        restarts = not both or number // len(SIDES) % PAIRS_EVERY == 0
+        try:
+            event = trial(workload, (*PLAIN, *sets), NULL_CHANGE, budget_s, restarts=restarts)
+        except TrialError as error:
+            return Null(number, workload, f"failed: {error}", restarts=restarts)
+        return Null.of(number, workload, event, restarts)
+
+    folder.mkdir(parents=True, exist_ok=True)
+    return nulls.run(folder / "null.jsonl", count, resume, one)

@@ -18,11 +18,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import psutil
-import pyte
 from benchmarks.common import Options, Table, say
-from benchmarks.terminal import Terminal
+from benchmarks.terminal import Screen
 
 from ndd_engine.diagnose import CAUSES
+from qa.console import python_words
 
 from .script_cases import FAULTS, HANGS, Fault
 
@@ -106,9 +106,7 @@ def headless(folder: Path, fault: Fault, level: float) -> Told:
 def on_screen(folder: Path, fault: Fault, level: float) -> Told:
     """The first screen that has its name."""
     folder.mkdir(exist_ok=True)
-    screen = pyte.Screen(80, 24)
-    stream = pyte.ByteStream(screen)
-    with Terminal(_command(fault, level), 80, 24, folder) as terminal, _ended(int(terminal.child.pid)):
+    with Screen(_command(fault, level), 80, 24, folder) as terminal, _ended(int(terminal.child.pid)):
         deadline = time.monotonic() + START_S
         while not terminal.ended and time.monotonic() < deadline:
             if (since := _since(folder)) is not None and time.time() > since + PATIENCE_S:
@@ -116,11 +114,10 @@ def on_screen(folder: Path, fault: Fault, level: float) -> Told:
             chunk = terminal.read(0.2)
             if chunk is None:
                 continue
-            # The emulator knows no kitty keyboard protocol and prints its sequences.
-            stream.feed(chunk.data.replace(b"\x1b[>", b"\x1b[?").replace(b"\x1b[<u", b""))
-            if any(NAME in row for row in screen.display):
-                return _told(folder, fault, (chunk.t, " ".join(row.strip() for row in screen.display)))
-    return Told(None, text="\n".join(screen.display))
+            shown = terminal.screen.display
+            if any(NAME in row for row in shown):
+                return _told(folder, fault, (chunk.t, " ".join(row.strip() for row in shown)))
+    return Told(None, text="\n".join(terminal.screen.display))
 
 
 def _told(folder: Path, fault: Fault, found: tuple[float, str] | None) -> Told:
@@ -132,8 +129,7 @@ def _told(folder: Path, fault: Fault, found: tuple[float, str] | None) -> Told:
 
 
 def _command(fault: Fault, level: float, *more: str) -> list[str]:
-    launcher = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={fault.ranks}")
-    words = (sys.executable, *(launcher if fault.ranks > 1 else ()), str(SCRIPT), fault.name, f"{level:g}")
+    words = python_words(str(SCRIPT), fault.name, f"{level:g}", ranks=fault.ranks)
     return [sys.executable, "-m", "ndd_console", "run", *more, "--run", "it", "--", *words]
 
 

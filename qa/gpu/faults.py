@@ -41,7 +41,7 @@ def measure(given: Task) -> None:
     if not given.on_gpu:
         for case in cases:
             given.skip(case.name)
-        cases = chosen(all_cases(), ["fault-user-code-high-own"], []) if severe else []
+        cases = chosen(all_cases(), ["fault-user-code-high-own"]) if severe else []
     counts = [0, 0]
     with tempfile.TemporaryDirectory(prefix="ndd-gpu-faults-") as folder:
         suite = Suite(Path(folder), trials, TRIAL_S)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Self
 
-from qa.console import console
-from qa.kept import read_lines
+from qa import console as kit
+from qa.console import console, read_lines
 
 EFFORTS = ("full", "quick", "smoke")
 PASS, FAIL, SKIPPED, INFO, FACT, UNCLEAR = "pass", "fail", "skipped", "info", "fact", "inconclusive"
@@ -99,13 +98,8 @@ def last(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def append(path: Path, figure: Figure) -> None:
-    """Add a line, complete or not at all."""
-    line = json.dumps(asdict(figure)) + "\n"
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    try:
-        os.write(file, line.encode())
-    finally:
-        os.close(file)
+    """Add a line."""
+    kit.append(path, json.dumps(asdict(figure)))
 
 
 def read(path: Path) -> list[Figure]:

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import torch
+from benchmarks.engine import Json, Trained, trained
 
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.hardware.detect import detect
@@ -22,9 +23,12 @@ from ndd_engine.train.step.optimizers import set_tf32
 from qa.console import sets_of
 
 from .figures import Task, last, one_line
-from .runs import EXACT, Json, Trained, difference, losses, train
 
 MIB = 1 << 20
+# Every step's loss is written, each in a window of its own.
+EVERY_STEP = ("log.every_steps=1", "log.window_s=0")
+# Where losses are compared: TF32 and mixed precision round differently in a graph and in eager steps.
+EXACT = (*EVERY_STEP, "workload.size=small", "precision.amp=off", "precision.tf32=false")
 # Two runs compute the same sums in another order.
 SAME_LOSS = 1e-3
 # Of all steps, whose loss both runs know; the losses of the last ones may not have arrived.
@@ -41,7 +45,7 @@ COUNTERS = (
 LOADER = ("data-wait", "on-the-fly", "item-collate", "few-workers", "slow-storage")
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-FALLBACK = "gpu_models:fallback"
+FALLBACK = "planted_models:fallback"
 OWN = (f'workload.path=["{SCRIPTS}"]', "run.epochs=1")
 
 
@@ -101,8 +105,8 @@ def fallback(given: Task, folder: Path) -> None:
     found = train(folder / "item", FALLBACK, base, given.device, int(given.of(40, 40, 8)))
     ended(given, "a step that calls .item()", found, in_effect=False)
     verified = found.settings["speed.cuda_graph"]["verified"]
-    told = "waits for the GPU" in verified and "gpu_models.py" in verified
-    target = "waits for the GPU (gpu_models.py:…)"
+    told = "waits for the GPU" in verified and "planted_models.py" in verified
+    target = "waits for the GPU (planted_models.py:…)"
     given.check_gpu("the reason names the line", one_line(verified), target, told)
     names = ("a capture that fails ends the run with its cause", "a new process goes on after it")
     if not given.on_gpu:
@@ -152,7 +156,7 @@ def overlap(given: Task, folder: Path) -> None:
         *OWN, "batch.micro=64", "precision.amp=off", "precision.tf32=false", "log.window_s=0.3",
         f"workload.options.width={width}", f"workload.options.rows={rows}",
     )  # fmt: skip
-    found = train(folder / "run", "gpu_models:slow", sets, given.device, int(given.of(40, 40, 8)))
+    found = train(folder / "run", "planted_models:slow", sets, given.device, int(given.of(40, 40, 8)))
     ended(given, "slow items", found)
     clocks(given, "slow items", found)
     findings = named(given, "slow items", found.directory)
@@ -283,3 +287,25 @@ def memory_of(found: Trained) -> str:
     if allocated is None or reserved is None:
         return ""
     return f"peak {allocated / MIB:,.0f} MiB allocated, {reserved / MIB:,.0f} MiB reserved"
+
+
+def train(folder: Path, workload: str, sets: Iterable[str], device: str, steps: int) -> Trained:
+    """Train in this process, in a run of its own in `folder`."""
+    base = (f"run.device={device}", "evaluate.batches=4", "checkpoint.every_minutes=0")
+    return trained(workload, [*base, *sets, f"run.max_steps={steps}", "run.name=gpu"], folder)
+
+
+def losses(events: Iterable[Json]) -> dict[int, float]:
+    """The loss of each step that is known.
+
+    Losses are read back from a GPU without waiting for it, and a window has the last one that has arrived. So two runs
+    need not know those of the same steps.
+    """
+    found = (event["last_loss"] for event in events if event["type"] == "window" and event["last_loss"])
+    return {int(step): loss for step, loss in found if loss is not None}
+
+
+def difference(one: Mapping[int, float], other: Mapping[int, float]) -> tuple[float, int]:
+    """(the largest relative difference between losses of the same step, the number of steps that both know)."""
+    both = one.keys() & other.keys()
+    return max((abs(other[step] - one[step]) / abs(one[step]) for step in both), default=0.0), len(both)

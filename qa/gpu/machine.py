@@ -8,15 +8,17 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+from benchmarks.common import version_of
 
 from ndd_engine.hardware.detect import detect
 from ndd_engine.version import __version__
 
 from .figures import FACT, Task, one_line
+
+VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING")
 
 
 def measure(given: Task) -> None:
@@ -46,21 +48,14 @@ def facts(given: Task) -> Iterator[tuple[str, str]]:
         if len(machine.gpus) > 1:
             yield "GPUs", str(len(machine.gpus))
     yield "torch", f"{torch.__version__}, CUDA {torch.version.cuda}, cuDNN {_cudnn()}"
-    yield "triton", _version("triton")
+    yield "triton", version_of("triton")
     yield "ndd-console", f"{__version__}{_commit()}"
     yield "Python", platform.python_version()
-    yield (
-        "CPU",
-        f"{machine.host.cpu}, {machine.host.usable_cpus:g} of {machine.host.logical_cores} cores usable",
-    )
+    host = machine.host
+    yield "CPU", f"{host.cpu}, {host.usable_cpus:g} of {host.logical_cores} cores usable"
     yield "system", f"{platform.system()} {platform.release()}"
     yield "nvidia-smi", "installed" if shutil.which("nvidia-smi") else "not installed"
-    for name in (
-        "PYTORCH_ALLOC_CONF",
-        "PYTORCH_CUDA_ALLOC_CONF",
-        "CUDA_VISIBLE_DEVICES",
-        "CUDA_LAUNCH_BLOCKING",
-    ):
+    for name in VARIABLES:
         if value := os.environ.get(name):
             yield name, value
     if machine.problems:
@@ -78,13 +73,6 @@ def computes(given: Task) -> None:
 def _cudnn() -> str:
     found = torch.backends.cudnn.version() if torch.backends.cudnn.is_available() else None
     return str(found or "none")
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed (speed.compile needs it)"
 
 
 def _commit() -> str:

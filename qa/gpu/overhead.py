@@ -1,4 +1,5 @@
-"""Part "overhead": engine vs. bare loop, with the device clock on and off, in blocks of one process.
+"""Parts "overhead": `overhead loop`, engine vs. bare loop, with the device clock on and off, in blocks of one process;
+and `overhead screen`, the engine under the live screen vs. headless.
 
 The device clock is switched between blocks: off, no step carries events. On the CPU there is none.
 """
@@ -8,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from benchmarks.common import Compared, as_ratio, compared, say, summarise
+from benchmarks.common import Compared, Options, as_ratio, compared, say, summarise
 from benchmarks.engine import ONLY_STEPS, TINY, TINY_WORKLOAD, Engine, engine
 from benchmarks.loop import Beside, keep_memory
 
 from ndd_engine.measure.phase_clock import DevicePhaseClock
 from ndd_watch.clock import NEVER
 
-from .figures import FAIL, PASS, UNCLEAR, Task, one_line
+from .figures import FAIL, INFO, PASS, UNCLEAR, Task, one_line
 
 TARGET = 0.99
+PAIRS = 8  # of blocks with the screen and without
 # (name, workload, settings); --quick runs the first two.
 CASES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("tiny step", TINY_WORKLOAD, TINY),
@@ -28,6 +30,27 @@ CASES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 
 
 def measure(given: Task) -> None:
+    """Measure one part."""
+    {"loop": loop, "screen": screen}[given.args[0]](given)
+
+
+def screen(given: Task) -> None:
+    """Measure in a real terminal."""
+    from benchmarks.screen import beside_a_run  # imports packages that may be missing
+
+    full = given.effort == "full"
+    table = beside_a_run(Options(given.effort, given.device, pairs=PAIRS if full else None))
+    notes = "; ".join(table.notes)
+    for row in table.rows:
+        cells = dict(zip(table.columns, row, strict=True))
+        interval = cells["95 % CI of the median"]
+        value = cells["median"] + (f" (95 % CI {interval})" if interval else "")
+        verdict = {"reached": PASS, "not reached": FAIL}.get(cells["by the median"], INFO)
+        given.put(row[0], value, cells["target"], verdict, notes)
+        notes = ""
+
+
+def loop(given: Task) -> None:
     """Measure the cases."""
     keep_memory()
     for name, workload, sets in CASES[: int(given.of(len(CASES), 2, 1))]:

@@ -1,9 +1,16 @@
-"""The parts of `python -m benchmarks.gpu`: each is a process of its own with a time limit."""
+"""The parts of `python -m benchmarks.gpu`: each is a process of its own with a time limit.
+
+The process of a part: `… -m qa.gpu.parts MODULE [ARGS]` calls `measure` of this module (see Part.command).
+"""
 
 from __future__ import annotations
 
+import argparse
+import time
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 from .setup import ROOT
 
@@ -84,7 +91,7 @@ class Part:
                 *(("-k", f"not ({' or '.join(SLOW_TESTS)})") if effort == "quick" else ()),
             ]  # fmt: skip
         return [
-            python, "-m", f"{MODULE}.process", *self.what.split(), "--out", out, "--device", device,
+            python, "-m", f"{MODULE}.parts", *self.what.split(), "--out", out, "--device", device,
             "--effort", effort, "--limit", f"{limit_s:.0f}",
         ]  # fmt: skip
 
@@ -124,8 +131,8 @@ def parts() -> tuple[Part, ...]:
         first("tf32", "first tf32", 60, 30, "Which products use TF32, and whether all switches can be read."),
         Part(TESTS, "training", "tests/gpu/test_train_gpu.py", 380, 70),
         Part(TESTS, "ranks", "tests/gpu/test_ranks_gpu.py", 150, 0, modules=("click",)),
-        Part(OVERHEAD, "overhead", "overhead", 240, 45),
-        Part(OVERHEAD, "screen", "screen", 120, 0, modules=("click", "pexpect", "textual")),
+        Part(OVERHEAD, "overhead", "overhead loop", 240, 45),
+        Part(OVERHEAD, "screen", "overhead screen", 120, 0, modules=("click", "pexpect", "textual")),
         Part(OVERHEAD, "marks of ranks", "ranks", 90, 0),
         Part(MEMORY, "chartext", "memory chartext", 90, 40),
         Part(MEMORY, "antispoof", "memory antispoof", 90, 0),
@@ -139,3 +146,27 @@ def parts() -> tuple[Part, ...]:
         Part(CLAIMS, "decisive claims", "claims decisive", 300, 60),
         Part(CLAIMS, "other claims", "claims other", 600, 600, named_only=True),
     )
+
+
+def main() -> None:
+    """The process of a part: measure with the task of the command line."""
+    import psutil  # may be missing where only the parts are listed
+
+    from .figures import EFFORTS, Task
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("module")
+    parser.add_argument("args", nargs="*")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--effort", choices=EFFORTS, default="full")
+    parser.add_argument("--limit", type=float, required=True, help="seconds")
+    given = parser.parse_args()
+    module = import_module(f"{MODULE}.{given.module}")
+    # The limit includes the time that imports have taken.
+    deadline = time.monotonic() + given.limit - (time.time() - psutil.Process().create_time())
+    module.measure(Task(given.out, given.device, given.effort, deadline, tuple(given.args)))
+
+
+if __name__ == "__main__":
+    main()

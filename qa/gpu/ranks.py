@@ -28,7 +28,7 @@ from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock, no_phase
 from ndd_engine.predict.estimate import Trace
 from ndd_engine.train.parallel.strategy import PART, Ddp, DdpMarks, Fsdp2, StreamWaits, mark_collectives
-from qa.ranks.launch import finish, launch
+from qa.ranks.job import finish, launch
 
 from .figures import FAIL, Task, one_line
 from .overhead import TARGET, put_ratio

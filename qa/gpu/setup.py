@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu.setup VENV [options]`: install what `make gpu` needs, then run it.
+"""`python -m qa.gpu.setup VENV [options]`: install what `make gpu` needs, then run it.
 
 Needs only the standard library. An installed torch with CUDA is never replaced: that of the environment itself is kept,
 and that of this Python is used from where it is. Otherwise pip installs torch, from --torch-index if that is given.

@@ -163,5 +163,5 @@ def attempts(rng: Random, folder: Path) -> Iterator[Attempt]:
 
 
 KIND = Kind(
-    "configurations", "valid and reads back equal, or clear errors with exit status 2", 20_000, 300, attempts
+    "configurations", "valid and reads back equal, or clear errors with exit status 2", 20_000, 150, attempts
 )

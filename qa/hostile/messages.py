@@ -17,7 +17,7 @@ from ndd_engine.record.events import TrialEvent, WindowEvent
 from ndd_engine.record.file import EventLog, Recorder
 from ndd_engine.run import Control
 from ndd_engine.trial.outcome import SideFacts
-from qa.hostile._values import NASTY, NONSENSE, PLACE, VALUES, damaged, line
+from qa.hostile._strange import NASTY, NONSENSE, PLACE, VALUES, damaged, line
 from qa.hostile.attempts import Attempt, Kind
 
 PING_S = 1.0

@@ -60,7 +60,7 @@ from ndd_engine.train.request import RunRequest, check_resume
 from ndd_engine.train.training_run import TrainingRun
 from ndd_engine.trial.compare import compare
 from qa.hostile._ended import clean, said
-from qa.hostile._values import NONSENSE, damaged
+from qa.hostile._strange import NONSENSE, damaged
 from qa.hostile.attempts import Attempt, Kind
 from qa.ranks.simulated import Planted
 

@@ -74,7 +74,7 @@ def measure(options: Options) -> Table:
     """All cases, or those of --only."""
     table = Table(TITLE, COLUMNS)
     random.seed(7)
-    for name in options.cases(name for name in CASES if not options.only or name in options.only):
+    for name in options.wanted(CASES, str):
         with tempfile.TemporaryDirectory(prefix="ndd-faults-") as folder:
             for found in CASES[name](Path(folder), options):
                 table.add(*found.cells())

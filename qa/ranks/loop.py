@@ -49,7 +49,7 @@ from ndd_engine.train.prepare import prepare_run
 from ndd_engine.train.rank_run import met, open_rank
 from ndd_engine.train.request import RunRequest
 
-from .launch import launch
+from .job import launch
 
 TITLE = (
     "ranks_loop: two ranks of the engine / plain loop with DDP (steps per second; one value for each start)"

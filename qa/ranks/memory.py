@@ -33,7 +33,7 @@ from ndd_engine.text import size
 from ndd_engine.train.parallel import strategy
 from ndd_engine.train.parallel.strategy import GATHER, SCATTER
 
-from .launch import finish, launch
+from .job import finish, launch
 
 RANKS = (2, 3, 4)
 LIMIT_S = 300
@@ -100,7 +100,7 @@ def _targets(cases: list[Case]) -> Table:
 def _cases(options: Options) -> Iterator[Case]:
     torch.set_num_threads(1)
     for workload, model in MODELS.items():
-        if not options.wants(workload) or (options.quick and workload != "chartext"):
+        if options.quick and workload != "chartext":
             continue
         for shared, sets in options.cases(STRATEGIES.items()):
             for ranks in RANKS[: options.repeats(3, 1)]:

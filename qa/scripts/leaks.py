@@ -1,4 +1,4 @@
-"""Keeps something for each step, in one of many ways; knows nothing of the console. See qa/faults/leaks.py.
+"""Keeps something for each step, in one of many ways; knows nothing of the console. See qa/faults/script_faults.py.
 
 Arguments: the way; bytes a step. SCRIPT_S: seconds. The line that keeps ends with "# keeps WAY". Ways that begin with
 "not-" keep a limited amount.

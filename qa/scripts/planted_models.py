@@ -435,3 +435,93 @@ def heavy(settings: Any) -> dict[str, Any]:
 
     data = Items(8 * ITEMS, torch.tensor)
     return {"model": Net(), "train_data": data, "loss": loss, "forward": forward, "collate": collate}
+
+
+# For the first checks of `make gpu`.
+
+
+def fallback(settings: Any) -> dict[str, Any]:
+    """A loss that waits for the GPU, so its step cannot be captured; dropout draws from the random state of the GPU.
+
+    Option event: it waits in a way that only the capture itself refuses, for an event that was recorded in it.
+    """
+    model = nn.Sequential(nn.Linear(WIDTH, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 1))
+    by_event = settings.option("event", 0)
+
+    def error(output: Tensor, batch: Any) -> Tensor:
+        value = loss(output, batch)
+        if by_event and output.is_cuda:
+            event = torch.cuda.Event()
+            event.record()
+            event.synchronize()
+        elif not by_event:
+            value = value * (1.0 if value.item() < 1e9 else 0.5)
+        return value
+
+    return {"model": model, "train_data": in_memory(), "loss": error}
+
+
+def slow_item(index: int) -> Tensor:
+    """An item that takes half a millisecond of the processor: a batch of 64 takes 32 ms."""
+    begin = time.perf_counter()
+    while time.perf_counter() - begin < 0.0005:
+        pass
+    return torch.full((64,), float(index % 7))
+
+
+class Repeated(nn.Module):
+    """Computes an item in so many rows."""
+
+    def __init__(self, width: int, rows: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.first, self.middle, self.last = (
+            nn.Linear(64, width),
+            nn.Linear(width, width),
+            nn.Linear(width, 1),
+        )
+
+    def forward(self, batch: Tensor) -> Tensor:
+        x = self.first(batch).repeat(self.rows, 1)
+        for _ in range(12):
+            x = torch.relu(self.middle(x))
+        return self.last(x)  # type: ignore[no-any-return]
+
+
+def slow(settings: Any) -> dict[str, Any]:
+    """Slow items. Options: width and rows of the model."""
+    model = Repeated(settings.option("width", 64), settings.option("rows", 1))
+    return {
+        "model": model,
+        "train_data": Items(100_000, slow_item),
+        "loss": lambda out, batch: out.square().mean(),
+    }
+
+
+# A twentieth more work with more than one thread, for `benchmarks power`. All operators are too small for a second
+# thread, so that the number of threads changes nothing else.
+
+UNITS = 20
+# Operators of a unit, and the elements of each: torch uses further threads from 32,768 on.
+OPERATORS, ELEMENTS = 100, 8192
+
+
+class Scaled(nn.Module):
+    """Scales its input. more: units of work that it does with several threads."""
+
+    def __init__(self, more: int) -> None:
+        super().__init__()
+        self.more = more
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+        self.values = torch.ones(ELEMENTS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            for _ in range(OPERATORS * (UNITS + (self.more if torch.get_num_threads() > 1 else 0))):
+                self.values.mul_(1.0)
+        return (x * self.scale).sum(1, keepdim=True)
+
+
+def gain(settings: Any) -> dict[str, Any]:
+    """Options: more: units of work with several threads; 0 is the innocent twin."""
+    return {"model": Scaled(settings.option("more", 1)), "train_data": in_memory(), "loss": loss}

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu` survives failures, and keeps its files up to date; the real command on a CPU."""
+"""`make gpu` sets up an environment; `python -m benchmarks.gpu` survives failures, and keeps its files up to date."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import time
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -114,17 +115,11 @@ def test_failures_cost_only_their_part_and_the_file_says_so(tmp_path: Path) -> N
     assert found["oom"]["state"] == "failed" and "CUDA error: out of memory" in found["oom"]["log"][-1]
 
 
-@pytest.mark.long
-def test_a_part_that_only_runs_when_named_runs_when_named(tmp_path: Path) -> None:
-    part = replace(script("rest", "given.put('x', '1')"), named_only=True)
-    work = session(tmp_path / "r.md", part, asked=("rest",))
-    assert work.run() == 0
-    assert work.page.entries[0].figures == [Figure("x", "1")]
-
-
 def test_parts_that_the_time_does_not_allow_are_listed(tmp_path: Path) -> None:
-    assert session(tmp_path / "r.md", script("a", "1/0"), seconds=5).run() == 0
-    assert "| Section: a | not run | no time left |" in (tmp_path / "r.md").read_text()
+    named = replace(script("named", "1/0"), named_only=True)  # allowed where it is asked for
+    assert session(tmp_path / "r.md", script("a", "1/0"), named, seconds=5, asked=("named",)).run() == 0
+    for name in ("a", "named"):
+        assert f"| Section: {name} | not run | no time left |" in (tmp_path / "r.md").read_text()
 
 
 def test_a_file_that_cannot_be_written_is_reported_before_anything_runs(tmp_path: Path) -> None:
@@ -202,14 +197,12 @@ def test_each_test_becomes_a_figure(tmp_path: Path) -> None:
     )
     (tmp_path / "test_broken.py").write_text("import nothing_of_this_name\n")
     out = tmp_path / "figures.jsonl"
-    for name in ("test_some.py", "test_broken.py"):
-        part = Part("tests", "x", str(tmp_path / name), 60, 60)
-        words = part.command(PYTHON, str(out), "cpu", "full", 60)
-        words[words.index("--rootdir") + 1] = str(tmp_path)
-        variables = {**environment(), "NDD_GPU_FIGURES": str(out)}
-        subprocess.run(
-            [*words, "-q"], cwd=tmp_path, env=variables, capture_output=True, timeout=LIMIT_S, check=False
-        )
+    part = Part("tests", "x", str(tmp_path / "test_some.py"), 60, 60)
+    words = part.command(PYTHON, str(out), "cpu", "full", 60)
+    words[words.index("--rootdir") + 1] = str(tmp_path)
+    words += ["-q", "--continue-on-collection-errors", "test_broken.py"]
+    variables = {**environment(), "NDD_GPU_FIGURES": str(out)}
+    subprocess.run(words, cwd=tmp_path, env=variables, capture_output=True, timeout=LIMIT_S, check=False)
     found = {figure.name: (figure.verdict, figure.why) for figure in read(out)}
     assert found["it works"] == (PASS, "")
     assert found["it fails"][0] == FAIL and "one is not two" in found["it fails"][1]
@@ -291,6 +284,20 @@ def test_an_unknown_part_is_refused(
     assert "gremlins" in message and "overhead" in message
 
 
+def test_a_torch_that_sees_no_gpu_is_one_message_and_exit_status_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpu"])
+    monkeypatch.setattr(gpu_command, "unmet", lambda _: "")
+    monkeypatch.setattr(gpu_command, "unusable", lambda _: "torch 2.13.0+cpu is built without CUDA")
+    assert gpu_command.main() == 3
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .endswith("an NVIDIA GPU: torch 2.13.0+cpu is built without CUDA")
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("only", [(), ("other faults", "other claims")])
 def test_every_part_runs_on_the_cpu(tmp_path: Path, only: tuple[str, ...]) -> None:
@@ -341,3 +348,123 @@ def test_what_is_imported_first_is_what_the_package_depends_on() -> None:
     # py-spy is a program, and what it adds is left out where it is missing. No part writes a page with jinja2, and
     # rich comes with textual.
     assert names - {"py-spy", "jinja2", "rich"} <= {*NEEDED.values(), *later}
+
+
+# The environment: a torch with CUDA is never replaced.
+
+
+NONE: list[Any] = [None, None, False, "ModuleNotFoundError: No module named 'torch'", ""]
+CPU: list[Any] = ["2.13.0+cpu", None, False, "", "/venv/torch"]
+CUDA: list[Any] = ["2.13.0+cu130", "13.0", True, "", "/opt/packages/torch"]
+OLD: list[Any] = ["2.4.0+cu121", "12.1", True, "", "/opt/packages/torch"]
+
+
+@dataclass
+class Pip:
+    """Stands in for subprocess.run: what was run, and the torch that each Python imports."""
+
+    inner: list[Any]
+    outer: list[Any]
+    ran: list[list[str]] = field(default_factory=list)
+
+    def __call__(self, command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        command = [str(word) for word in command]
+        if command[1] == "-c":
+            found = self.outer if command[0] == sys.executable else self.inner
+            return subprocess.CompletedProcess(command, 0, f"a warning\n{json.dumps(found)}\n", "")
+        self.ran.append(command)
+        if "venv" in command:
+            venv = Path(command[-1])
+            (venv / "bin").mkdir(parents=True)
+            (venv / "bin" / "python").touch()
+            (venv / "lib" / "python3.11" / "site-packages").mkdir(parents=True)
+        if "uninstall" in command:
+            self.inner = self.outer
+        elif self.torch_of(command):
+            self.inner = CUDA
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    @staticmethod
+    def torch_of(command: list[str]) -> bool:
+        """Whether it installs torch."""
+        return "uninstall" not in command and any(word.startswith("torch") for word in command[4:])
+
+    @property
+    def installs(self) -> list[list[str]]:
+        return [command for command in self.ran if self.torch_of(command)]
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "index", "options"),
+    [
+        (NONE, NONE, None, set()),
+        (CPU, CPU, None, {"--force-reinstall"}),
+        (CPU, NONE, None, {"--force-reinstall"}),
+        (NONE, OLD, None, set()),  # too old to count
+        (NONE, CUDA, "https://example.org/cu126", {"--index-url", "https://example.org/cu126"}),
+    ],
+)
+def test_torch_is_installed_where_none_can_be_used(
+    tmp_path: Path, inner: list[Any], outer: list[Any], index: str | None, options: set[str]
+) -> None:
+    pip = Pip(inner, outer)
+    how = setup.prepare(tmp_path / "venv", index, run=pip)
+    (torch,) = pip.installs
+    assert {"--force-reinstall", "--index-url", "https://example.org/cu126"} & {*torch} == options
+    assert (index or "default") in how
+    assert any(word.endswith("[dev]") for word in pip.ran[-1])
+    # A second call finds everything there.
+    pip.ran.clear()
+    assert setup.prepare(tmp_path / "venv", index, run=pip) == how
+    assert pip.ran == []
+
+
+def test_a_torch_with_cuda_is_never_replaced(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    pip = Pip(CUDA, NONE)
+    setup.prepare(venv, run=pip)
+    assert pip.installs == []
+    limits = (venv / "constraints.txt").read_text().splitlines()
+    assert [line for line in limits if line.startswith("torch==")] == ["torch==2.13.0+cu130"]
+
+
+@pytest.mark.parametrize("inner", [NONE, CPU])
+def test_the_torch_of_this_python_is_used_from_where_it_is(tmp_path: Path, inner: list[Any]) -> None:
+    venv = tmp_path / "venv"
+    pip = Pip(inner, CUDA)
+    setup.prepare(venv, run=pip)
+    (pth,) = venv.rglob("*.pth")
+    assert pth.read_text().strip() == "/opt/packages"
+    removed = [command for command in pip.ran if "uninstall" in command]
+    assert len(removed) == (inner is CPU), "a torch without CUDA in the environment would be imported first"
+    assert pip.installs == []
+
+
+def test_gpus_are_found_without_installing_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices, proc, tools = tmp_path / "dev", tmp_path / "proc", tmp_path / "bin"
+    for folder in (devices, proc, tools):
+        folder.mkdir()
+    monkeypatch.setenv("PATH", str(tools))
+    assert "nvidia-smi" in setup.no_gpu(devices, proc)
+    smi = tools / "nvidia-smi"
+    smi.write_text("#!/bin/sh\necho 'it could not communicate with the driver'\nexit 9\n")
+    smi.chmod(0o755)
+    assert "could not communicate" in setup.no_gpu(devices, proc)
+    smi.write_text("#!/bin/sh\necho 'GPU 0: NVIDIA A10 (UUID: GPU-1)'\n")
+    assert setup.no_gpu(devices, proc) == ""
+    smi.unlink()
+    (devices / "nvidiactl").touch()
+    assert setup.no_gpu(devices, proc) == ""
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not setup.no_gpu(), reason="this machine has an NVIDIA GPU")
+def test_without_a_gpu_there_is_one_message_and_exit_status_3(tmp_path: Path) -> None:
+    venv = tmp_path / "venv"
+    done = subprocess.run(
+        [sys.executable, "-m", "qa.gpu.setup", str(venv), "--quick"], capture_output=True, text=True, cwd=tmp_path,
+        env=environment(), timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 3, done.stderr
+    assert done.stdout == "" and "NVIDIA GPU" in done.stderr.splitlines()[-1]
+    assert list(tmp_path.iterdir()) == [], "nothing is installed on a machine that cannot use it"

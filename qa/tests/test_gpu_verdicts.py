@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.engine import ONLY_STEPS, engine
+from benchmarks.engine import ONLY_STEPS, Json, Trained, engine
 
 from ndd_engine.diagnose.finding import Finding
 from ndd_engine.predict.estimate import Fit
@@ -17,7 +17,7 @@ from ndd_engine.trial.claims import claims as all_claims
 from ndd_watch.changes import Place
 from qa.faults.cases import MODULE
 from qa.faults.faulty import GPU_CASES
-from qa.gpu import capped, claims, faults, first, first_scripts, memory, overhead, runs
+from qa.gpu import capped, claims, faults, first, first_scripts, memory, overhead
 from qa.gpu.figures import FAIL, PASS, UNCLEAR, Figure, Task, read
 
 
@@ -55,15 +55,15 @@ def test_a_prediction_that_is_silently_too_low_fails(given: Task) -> None:
 
 
 def test_losses_that_arrive_late_are_compared_by_step() -> None:
-    def windows(*known: tuple[int, float] | None) -> list[runs.Json]:
+    def windows(*known: tuple[int, float] | None) -> list[Json]:
         return [{"type": "window", "last_loss": None if item is None else list(item)} for item in known]
 
-    eager = runs.losses(windows((1, 4.0), (2, 2.0), (3, 1.0), (4, 0.5)))
-    late = runs.losses(windows(None, (1, 4.0), (1, 4.0), (3, 1.0)))
-    assert runs.difference(eager, late) == (0.0, 2), "the loss of step 2 was overtaken"
-    other = runs.losses(windows((1, 4.0), (2, 2.1), (4, 0.5)))
-    assert runs.difference(eager, other) == (pytest.approx(0.05), 3)
-    assert runs.difference(eager, {}) == (0.0, 0), "nothing is compared, so the number is part of a verdict"
+    eager = first.losses(windows((1, 4.0), (2, 2.0), (3, 1.0), (4, 0.5)))
+    late = first.losses(windows(None, (1, 4.0), (1, 4.0), (3, 1.0)))
+    assert first.difference(eager, late) == (0.0, 2), "the loss of step 2 was overtaken"
+    other = first.losses(windows((1, 4.0), (2, 2.1), (4, 0.5)))
+    assert first.difference(eager, other) == (pytest.approx(0.05), 3)
+    assert first.difference(eager, {}) == (0.0, 0), "nothing is compared, so the number is part of a verdict"
 
 
 @pytest.mark.parametrize(
@@ -102,11 +102,11 @@ def test_the_planted_workloads_train() -> None:
 # The first checks, from records made by hand.
 
 
-def ended(given: Task, *events: runs.Json, status: str = "done") -> runs.Trained:
-    return runs.Trained(EndEvent(status, "why", 8, 0), list(events), RunDir(given.out.parent / "run"))
+def ended(given: Task, *events: Json, status: str = "done") -> Trained:
+    return Trained(EndEvent(status, "why", 8, 0), list(events), RunDir(given.out.parent / "run"))
 
 
-def window(steps: int = 10, device_steps: int = 2, **device_ms: float | None) -> runs.Json:
+def window(steps: int = 10, device_steps: int = 2, **device_ms: float | None) -> Json:
     """Steps of 10 ms."""
     rows = {
         name: {"host_ns": 1_000_000 * steps, "device_ns": None if ms is None else round(ms * 1e6)}
@@ -133,16 +133,9 @@ UNTIMED = window(20, 0, forward=None, backward=None)
         ([], FAIL),
     ],
 )
-def test_the_device_clock_is_compared_with_the_steps(
-    given: Task, windows: list[runs.Json], verdict: str
-) -> None:
+def test_the_device_clock_is_compared_with_the_steps(given: Task, windows: list[Json], verdict: str) -> None:
     first.clocks(given, "run", ended(given, *windows))
     assert verdicts(given)["run: device clock"] == verdict
-
-
-def test_a_phase_that_only_the_host_has_is_shown(given: Task) -> None:
-    first.phases(given, "script", {"steps": 2, "phases": {"other": {"host_ns": 4_000_000}}})
-    assert found_in(given)["script: other"].value == "host 2.000 ms"
 
 
 @pytest.mark.parametrize(

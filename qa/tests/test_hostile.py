@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from ndd_engine.record.events import EVENT_TYPES, parse
-from qa.hostile.__main__ import all_kinds
-from qa.hostile.attempts import Kind, attack
+from qa.hostile.attempts import Kind, all_kinds, attack
 from qa.hostile.records import written
 
 KINDS = all_kinds()

@@ -1,4 +1,4 @@
-"""Trials of a change without effect (A/A): kept as they end, so that they can be continued, and counted."""
+"""Trials of a change without effect (A/A), kept as they end, so that they can be continued, and of a planted 5 %."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Self
 
-from benchmarks.common import Table, as_percent, say
+from benchmarks.common import Options, Table, as_percent, say
+from benchmarks.engine import tried
 
+from ndd_engine.record.events import TrialEvent
 from ndd_engine.trial.estimates import judged
-from qa.kept import append, read_lines
+from qa.console import append, read_lines
+from qa.faults.cases import MODULE
+from qa.scripts.planted_models import UNITS
 
 CALLS = ("faster", "slower")
 VERDICTS = (*CALLS, "no difference", "inconclusive")
@@ -34,6 +39,13 @@ class Null:
     high: float | None = None
     seconds: float = 0.0
     restarts: bool = True
+
+    @classmethod
+    def of(cls, number: int, subject: str, event: TrialEvent, restarts: bool) -> Self:
+        """The result of a trial."""
+        return cls(
+            number, subject, event.verdict, event.ratio, event.low, event.high, event.seconds, restarts
+        )
 
     @property
     def way(self) -> str:
@@ -66,7 +78,7 @@ def table(nulls: Sequence[Null], title: str) -> Table:
     """Verdicts and intervals by subject and in total, and whether there are as many as promised."""
     found = Table(title, COLUMNS)
     for subject in (*dict.fromkeys(null.subject for null in nulls), None):
-        found.add(subject or "all", *_counts([null for null in nulls if subject in (None, null.subject)]))
+        found.add(subject or "all", *counts([null for null in nulls if subject in (None, null.subject)]))
     spans, rated = _spans(nulls), [null for null in nulls if null.ratio is not None and null.low is not None]
     called = sum(null.verdict in CALLS for null in rated)
     undecided = sum(null.verdict == "inconclusive" for null in nulls)
@@ -85,16 +97,17 @@ def _spans(nulls: Sequence[Null]) -> list[tuple[float, float]]:
     return [(null.low, null.high) for null in nulls if null.low is not None and null.high is not None]
 
 
-def _counts(nulls: Sequence[Null]) -> list[str]:
+def counts(nulls: Sequence[Null], truth: tuple[float, float] = (1.0, 1.0)) -> list[str]:
+    """Verdicts, and how often the interval contains the truth, which is in this range."""
     calls = Counter(null.verdict for null in nulls)
     known = [calls[name] for name in VERDICTS]
     spans, ratios = _spans(nulls), [null.ratio for null in nulls if null.ratio is not None]
-    inside = sum(low <= 1 <= high for low, high in spans)
+    inside = sum(low <= truth[1] and high >= truth[0] for low, high in spans)
     width = as_percent(median((high - low) / 2 for low, high in spans)) if spans else "n/a"
     seconds = f"{median(null.seconds for null in nulls):.0f}" if nulls else "n/a"
-    counts = map(str, (*known, len(nulls) - sum(known)))
+    told = map(str, (*known, len(nulls) - sum(known)))
     ends = [f"{end(ratios):.3f}x" for end in (min, max)] if ratios else []
-    return [str(len(nulls)), f"{inside} of {len(spans)}", *counts, width, seconds, *ends]
+    return [str(len(nulls)), f"{inside} of {len(spans)}", *told, width, seconds, *ends]
 
 
 def _rate(what: str, hits: int, count: int, words: str, target: float) -> str:
@@ -130,3 +143,45 @@ def binomial_interval(hits: int, trials: int, confidence: float = 0.95) -> tuple
     lower = 0.0 if hits == 0 else where(hits - 1, 1 - tail)
     upper = 1.0 if hits == trials else where(hits, tail)
     return lower, upper
+
+
+# A change with an effect.
+
+POWER_TITLE = "power: a planted 5 % of real work, in one process and in pairs of processes"
+PLACE = f'workload.path=["{MODULE.parent}"]'
+SETS = (PLACE, "run.epochs=100000", "run.threads=2", "run.device=cpu", "batch.micro=16")
+CHANGE = ("run.threads=1",)
+# The gain of the work, and the least that is left of it with the rest of a step.
+MOST, LEAST = (UNITS + 1) / UNITS, 1 + 0.9 / UNITS
+
+
+def power(options: Options) -> Table:
+    """Is a planted 5 % of real work found? In one process that switches, and in pairs of processes, in turn.
+
+    Tries `run.threads=1` with a workload that does a twentieth more of its work with two threads, and with its innocent
+    twin. `--real N` trials of each (default: 4, of 60 s each: 16 minutes).
+    """
+    count, budget_s = options.real or options.repeats(4, 1), options.seconds(60.0, 20.0, least=2.0)
+    table = Table(POWER_TITLE, ("planted", "measured", "trials", "contains the truth", *COLUMNS[3:]))
+    found: dict[tuple[int, bool], list[Null]] = {}
+    for number in range(count):
+        for case in options.cases((more, restarts) for more in (1, 0) for restarts in (False, True)):
+            more, restarts = case
+            say(f"power: {number + 1} of {count}, {5 * more} %, {'pairs' if restarts else 'one process'}")
+            sets = (*SETS, f"workload.options.more={more}")
+            event = tried(f"{MODULE.stem}:gain", sets, CHANGE, budget_s, restarts)
+            say(f"power: {event.text}")
+            found.setdefault(case, []).append(Null.of(number, MODULE.stem, event, restarts))
+    for (more, restarts), events in found.items():
+        planted = "5 %" if more else "nothing"
+        table.add(
+            planted,
+            "pairs" if restarts else "one process",
+            *counts(events, (LEAST, MOST) if more else (1.0, 1.0)),
+        )
+    table.note(
+        f"the truth with the planted work: {LEAST:g}x to {MOST:g}x, since a step does more than this work; "
+        "without it 1x"
+    )
+    table.note(f"budget {budget_s:g} s; half-width and seconds: medians")
+    return table

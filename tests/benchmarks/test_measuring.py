@@ -1,31 +1,28 @@
-"""The benchmarks' own arithmetic: pairing, statistics, tables, counted verdicts, and the loops that are compared."""
+"""The benchmarks' own arithmetic: pairing, statistics, tables, what is planted, and the loops that are compared."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from benchmarks.common import FOREIGN_LIMIT, Ratio, Table, paired, summarise, undisturbed
+from benchmarks.common import FOREIGN_LIMIT, Ratio, Table, paired, parity, summarise, undisturbed
 from benchmarks.engine import ONLY_STEPS, engine
 from benchmarks.guides import guides, merged
-from benchmarks.parity import differences, parity
 from benchmarks.quality import judge
 from benchmarks.rival_loops import Bare, EngineSide, InOrder, Witness, first_losses, seconds
 from benchmarks.switching import CASES, KEYS, NOT_SHOWN
-from benchmarks.switching import cells as of_both_ways
-from benchmarks.whole_runs import BLOCKS, COLUMNS, LAUNCHES, SIDES, Measured, _rows
-from qa.scripts import planted_gain
-from qa.trials.power import cells
+from benchmarks.whole_runs import COLUMNS, SIDES, Measured, _rows
+from qa.scripts.planted_models import WIDTH, gain
 
+from benchmarks import switching
 from ndd_engine.config import read
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.train.prepare import seed
 from ndd_engine.trial.blocks import can_switch
-from ndd_engine.trial.outcome import differences as changed_keys
+from ndd_engine.trial.outcome import differences
 from ndd_engine.workloads.factory_data import prepare
 
 TINY = (
@@ -60,34 +57,33 @@ def test_disturbed_pairs_are_left_out_while_enough_are_left() -> None:
     assert "quiet machine" in note
 
 
-def test_intervals_and_quality_are_judged_by_the_spread() -> None:
+def test_an_interval_holds_the_median_and_needs_five_values() -> None:
     assert summarise([1.0, 2.0, 3.0, 4.0]).interval is None
     found = summarise([0.9, 0.95, 1.0, 1.05, 2.0])
     assert found.interval is not None
     assert found.interval[0] <= found.median <= found.interval[1]
+
+
+def test_quality_is_judged_by_the_spread_over_seeds() -> None:
     plain = [1.0, 1.2, 1.4]
     assert judge(plain, [value + 0.1 for value in plain]).within
     assert not judge(plain, [value - 0.5 for value in plain]).within
     # Differences that cancel are no loss of quality, however large each is.
     assert judge(plain, [0.5, 1.2, 1.9]).difference == pytest.approx(0.0)
-    assert parity([1.0, 2.0], [1.0, 2.0]) == "identical" != parity([1.0, 2.0], [1.0, 2.0 + 1e-9])
-    assert differences([2.0, -4.0], [2.0, -5.0]) == pytest.approx([0.0, 0.25])
+    with pytest.raises(ValueError, match="two seeds"):
+        judge([1.0], [1.0])
+    with pytest.raises(ValueError, match="shorter"):
+        judge([1.0, 2.0], [1.0])
 
 
-@pytest.mark.parametrize(
-    ("compare", "one", "other", "words"),
-    [
-        (judge, [1.0], [1.0], "two seeds"),
-        (judge, [1.0, 2.0], [1.0], "shorter"),
-        (differences, [1.0, 2.0], [1.0], "shorter"),
-        (parity, [], [], "no losses"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(
-    compare: Any, one: list[float], other: list[float], words: str
-) -> None:
-    with pytest.raises(ValueError, match=words):
-        compare(one, other)
+def test_parity_says_identical_only_when_it_is() -> None:
+    assert parity([1.0, 2.0], [1.0, 2.0]) == "identical"
+    assert parity([1.0, 2.0], [1.0, 2.0 + 1e-9]) != "identical"
+    assert parity([2.0, -4.0], [2.0, -5.0]) == "first 0e+00, all 2e-01"
+    with pytest.raises(ValueError, match="shorter"):
+        parity([1.0, 2.0], [1.0])
+    with pytest.raises(ValueError, match="no losses"):
+        parity([], [])
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
@@ -169,54 +165,58 @@ def test_each_run_is_compared_with_the_bare_one_of_its_round() -> None:
     _rows(table, rounds, [dict(factors)])
     found = {row[1]: row for row in table.rows}
     assert [found[side][3] for side in SIDES[1:]] == ["+0.00 %", "+2.00 %", "+40.00 %"]
-    assert LAUNCHES * BLOCKS == 30
+
+
+# Both ways to measure.
 
 
 def test_every_key_that_one_process_switches_is_measured_or_has_a_reason() -> None:
-    assert CASES.keys() | NOT_SHOWN.keys() == KEYS and not CASES.keys() & NOT_SHOWN.keys()
-    for key, (workload, sets, change) in CASES.items():
-        base, changed = (read(None, items, workload).resolve() for items in (sets, (*sets, *change)))
-        keys = list(changed_keys(base, changed))
-        assert keys == [key] and can_switch((base, changed), keys)
+    assert CASES.keys() | NOT_SHOWN.keys() == KEYS
+    assert not CASES.keys() & NOT_SHOWN.keys()
 
 
-TRIAL = TrialEvent([], "", "faster", "", ratio=1.05, low=1.03, high=1.07, seconds=20.0)
+@pytest.mark.parametrize("key", CASES)
+def test_a_case_is_what_one_process_switches(key: str) -> None:
+    workload, sets, change = CASES[key]
+    base, changed = (read(None, items, workload).resolve() for items in (sets, (*sets, *change)))
+    keys = list(differences(base, changed))
+    assert keys == [key] and can_switch((base, changed), keys)
+
+
+def event(ratio: float, **changes: Any) -> TrialEvent:
+    body: dict[str, Any] = {
+        "sets": [], "against": "", "verdict": "faster", "text": "", "ratio": ratio, "low": ratio * 0.98,
+        "high": ratio * 1.02, "abba_blocks": 40, "pairs": 0, "df": 30.0, "method": "one process",
+    }  # fmt: skip
+    return TrialEvent(**{**body, **changes})
 
 
 @pytest.mark.parametrize(("pairs", "agree"), [(1.21, "yes"), (1.4, "NO")])
 def test_rounds_are_joined_and_both_ways_compared(pairs: float, agree: str) -> None:
-    def event(ratio: float, **more: Any) -> TrialEvent:
-        return replace(TRIAL, ratio=ratio, low=ratio * 0.98, high=ratio * 1.02, **more)
-
-    together = [event(ratio, abba_blocks=40, df=30.0) for ratio in (1.19, 1.21, 1.20, 1.20)]
+    together = [event(1.19), event(1.21), event(1.20), event(1.20)]
     apart = [event(pairs, pairs=5, df=4.0, method="pairs") for _ in range(4)]
-    one, other, quotient, found, differ, expected = of_both_ways(together, apart)
+    one, other, quotient, found, differ, expected = switching.cells(together, apart)
     assert one.startswith("1.20x (95 % CI 1.1") and found == agree
     assert quotient.startswith(f"{1.2 / pairs:.2f}x") and other.startswith(f"{pairs:.2f}x")
     assert differ.endswith("%") and expected.endswith("%")
-    assert set(of_both_ways(together, [])) == {"n/a"}
+    assert set(switching.cells(together, [])) == {"n/a"}
 
 
-@pytest.mark.parametrize(("factory", "more"), [("factory", 1.05), ("innocent", 1.0)])
+# A planted 5 %.
+
+
+@pytest.mark.parametrize(("planted", "more"), [(1, 1.05), (0, 1.0)])
 def test_a_twentieth_more_work_is_planted_and_its_twin_has_none(
-    monkeypatch: pytest.MonkeyPatch, factory: str, more: float
+    monkeypatch: pytest.MonkeyPatch, planted: int, more: float
 ) -> None:
-    model: Any = getattr(planted_gain, factory)(None)["model"]
+    settings = SimpleNamespace(option=lambda name, default: planted)
+    model: Any = gain(settings)["model"]
     assert model.values.numel() < 32768  # from there on torch would use the second thread
     done: list[float] = []
     model.values = SimpleNamespace(mul_=done.append)
     for threads in (1, 2):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         done.append(threads * 1000)
-        model(torch.ones(2, 8))
+        model(torch.ones(2, WIDTH))
     second = done.index(2000)
     assert (len(done) - second - 1) / (second - 1) == more
-
-
-def test_verdicts_are_counted_and_intervals_looked_into() -> None:
-    none = replace(TRIAL, verdict="inconclusive", ratio=None, low=None, high=None)
-    wide = replace(TRIAL, verdict="inconclusive", ratio=1.0, low=0.96, high=1.04)
-    assert cells([TRIAL, none, wide], True) == [
-        "3", "1", "0", "0", "2", "0", "1 of 2", "1.025x", "3 %", "20",
-    ]  # fmt: skip
-    assert cells([TRIAL, wide], False)[6] == "1 of 2" and cells([none], True)[7:9] == ["n/a", "n/a"]

@@ -1,7 +1,4 @@
-"""Every benchmark starts and ends; its figures are those of a busy machine, and are not looked at.
-
-Whole runs of a script, bare and observed: all sides take turns, none is left, and a side that fails is named.
-"""
+"""Every benchmark starts and ends, on whatever machine; and all sides of whole runs take turns."""
 
 from __future__ import annotations
 
@@ -13,9 +10,7 @@ import psutil
 import pytest
 from benchmarks.__main__ import NAMES
 from benchmarks.common import Options
-
-from benchmarks import whole_runs
-from tests.tiers import few
+from benchmarks.whole_runs import SIDES, measure
 
 ROOT = Path(__file__).parents[2]
 # Needs Lightning and Accelerate, which the tests do without.
@@ -80,22 +75,18 @@ def environment(folder: Path, fails: bool) -> str:
     return str(folder / "python")
 
 
-@pytest.mark.long
-@pytest.mark.budget(30)
-@pytest.mark.parametrize("fails", few([False, True], 1))
-def test_all_sides_take_turns_and_one_that_fails_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: bool
-) -> None:
-    monkeypatch.setattr(whole_runs, "WARM_S", 0.2)
+@pytest.mark.slow
+def test_all_sides_take_turns(tmp_path: Path) -> None:
     before = {*psutil.Process().children(recursive=True)}
-    options = Options(effort="smoke", traceml=environment(tmp_path, fails))
-    if fails:
-        with pytest.raises(
-            RuntimeError, match=r"(?s)traceml run: its process ended with status 1: .*no traceml"
-        ):
-            whole_runs.measure(options)
-    else:
-        table = whole_runs.measure(options)
-        assert [row[1] for row in table.rows] == [*whole_runs.SIDES[1:]]
-        assert all(row[2].endswith(" of 2") for row in table.rows)
+    table = measure(Options(effort="smoke", traceml=environment(tmp_path, False)))
+    assert [row[1] for row in table.rows] == [*SIDES[1:]]
+    assert all(row[2].endswith(" of 2") for row in table.rows)
+    assert {*psutil.Process().children(recursive=True)} <= before
+
+
+@pytest.mark.slow
+def test_a_side_that_fails_is_named_and_nothing_is_left(tmp_path: Path) -> None:
+    before = {*psutil.Process().children(recursive=True)}
+    with pytest.raises(RuntimeError, match="traceml run: its process ended with status 1: no traceml"):
+        measure(Options(effort="smoke", traceml=environment(tmp_path, True)))
     assert {*psutil.Process().children(recursive=True)} <= before

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from qa.trials.coverage import NOISES
+from qa.trials.intervals import NOISES
 from qa.trials.nulls import UNDECIDED
 
 from ndd_engine.trial import estimates

@@ -26,13 +26,6 @@ from ndd_watch import CAPTURES, FOLDER, SITE
 
 WAITING = "waiting for data"
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA GPU: torch.cuda.is_available() is false"
-    ),
-]
-
 
 @pytest.fixture
 def left() -> torch.Tensor:

@@ -12,13 +12,6 @@ from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.predict.step_probes import endless
 from ndd_engine.recordings.snapshots import examine
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA GPU: torch.cuda.is_available() is false"
-    ),
-]
-
 
 def test_a_snapshot_of_training_steps_is_replayed(tmp_path: Path) -> None:
     prober, _ = probed("chartext", ("workload.size=small", "precision.amp=off"), "cuda")

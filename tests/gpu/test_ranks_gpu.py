@@ -26,10 +26,7 @@ from ndd_engine.record.channel import send
 from ndd_engine.record.rundir import RunDir
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(GPUS < RANKS, reason=f"needs two CUDA GPUs; torch sees {GPUS}"),
-]
+pytestmark = pytest.mark.skipif(GPUS < RANKS, reason=f"needs two CUDA GPUs; torch sees {GPUS}")
 
 # CUDA's caching allocator allocates in multiples of this.
 GRANULE = 512

@@ -6,23 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from qa.gpu import runs
-from qa.gpu.runs import EVERY_STEP, Trained, difference, losses
+from benchmarks.engine import Trained
+from qa.gpu import first
+from qa.gpu.first import EVERY_STEP, difference, losses
 
 from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.phase_clock import DevicePhaseClock
 from ndd_engine.recordings.snapshots import examine
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not torch.cuda.is_available(), reason="no CUDA GPU: torch.cuda.is_available() is false"
-    ),
-]
-
 
 def train(folder: Path, *sets: str, steps: int = 60) -> Trained:
-    return runs.train(folder, "chartext", ("log.window_s=0.2", *sets), "cuda", steps)
+    return first.train(folder, "chartext", ("log.window_s=0.2", *sets), "cuda", steps)
 
 
 def test_device_clock_agrees_with_a_synchronised_reference() -> None:

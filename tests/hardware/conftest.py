@@ -30,6 +30,20 @@ class FakeGpu:
         self.bits: int = more.get("bits", 0)
 
 
+# What functions of pynvml return: always the same, or an attribute of the GPU.
+CONSTANT = {
+    "nvmlSystemGetDriverVersion": b"550.54.15", "nvmlSystemGetCudaDriverVersion_v2": 12040,
+    "nvmlDeviceGetMaxMigDeviceCount": 7, "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=63, memory=21),
+    "nvmlDeviceGetTemperature": 55, "nvmlDeviceGetPowerUsage": 312_500, "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+    "nvmlDeviceGetMaxClockInfo": 1980,
+    "nvmlDeviceGetGraphicsRunningProcesses": [SimpleNamespace(pid=999_999, usedGpuMemory=1 << 20)],  # a desktop
+}  # fmt: skip
+ATTRIBUTE = {
+    "nvmlDeviceGetName": "name", "nvmlDeviceGetUUID": "uuid", "nvmlDeviceGetCudaComputeCapability": "capability",
+    "nvmlDeviceGetCurrentClocksEventReasons": "bits",
+}  # fmt: skip
+
+
 class FakeNvml:
     """pynvml's functions over FakeGpus. failing: functions that raise; survives: calls before all do."""
 
@@ -49,14 +63,15 @@ class FakeNvml:
                 raise NVMLError(f"{name} failed")
         return super().__getattribute__(name)
 
+    def __getattr__(self, name: str) -> Any:
+        if name in CONSTANT:
+            return lambda *_: CONSTANT[name]
+        if name in ATTRIBUTE:
+            return lambda gpu: getattr(gpu, ATTRIBUTE[name])
+        raise AttributeError(name)
+
     def nvmlInit(self) -> None: ...
     def nvmlShutdown(self) -> None: ...
-    def nvmlSystemGetDriverVersion(self) -> bytes:
-        return b"550.54.15"
-
-    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
-        return 12040
-
     def nvmlDeviceGetCount(self) -> int:
         return len(self.gpus)
 
@@ -67,20 +82,8 @@ class FakeNvml:
         everyone: list[FakeGpu] = [each for gpu in self.gpus for each in (gpu, *(gpu.instances or ()))]
         return {each.uuid: each for each in everyone}[uuid]
 
-    def nvmlDeviceGetName(self, gpu: FakeGpu) -> str | bytes:
-        return gpu.name
-
-    def nvmlDeviceGetUUID(self, gpu: FakeGpu) -> str:
-        return gpu.uuid
-
-    def nvmlDeviceGetCudaComputeCapability(self, gpu: FakeGpu) -> tuple[int, int]:
-        return gpu.capability
-
     def nvmlDeviceGetMigMode(self, gpu: FakeGpu) -> list[int]:
         return [int(gpu.instances is not None)] * 2
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, gpu: FakeGpu) -> int:
-        return 7
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, gpu: FakeGpu, index: int) -> FakeGpu:
         if index >= len(gpu.instances or ()):
@@ -90,32 +93,11 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, gpu: FakeGpu) -> SimpleNamespace:
         return SimpleNamespace(total=gpu.memory, used=gpu.used, free=gpu.memory - gpu.used)
 
-    def nvmlDeviceGetUtilizationRates(self, gpu: FakeGpu) -> SimpleNamespace:
-        return SimpleNamespace(gpu=63, memory=21)
-
-    def nvmlDeviceGetTemperature(self, gpu: FakeGpu, sensor: int) -> int:
-        return 55
-
-    def nvmlDeviceGetPowerUsage(self, gpu: FakeGpu) -> int:
-        return 312_500
-
-    def nvmlDeviceGetEnforcedPowerLimit(self, gpu: FakeGpu) -> int:
-        return 700_000
-
     def nvmlDeviceGetClockInfo(self, gpu: FakeGpu, kind: int) -> int:
         return {1: 1755, 2: 3201}[kind]
 
-    def nvmlDeviceGetMaxClockInfo(self, gpu: FakeGpu, kind: int) -> int:
-        return 1980
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, gpu: FakeGpu) -> int:
-        return gpu.bits
-
     def nvmlDeviceGetPcieThroughput(self, gpu: FakeGpu, counter: int) -> int:
         return 1000 if counter else 500
-
-    def nvmlDeviceGetGraphicsRunningProcesses(self, gpu: FakeGpu) -> list[SimpleNamespace]:
-        return [SimpleNamespace(pid=999_999, usedGpuMemory=1 << 20)]  # a desktop
 
     def nvmlDeviceGetComputeRunningProcesses(self, gpu: FakeGpu) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=used) for pid, used in gpu.processes]

@@ -1,4 +1,4 @@
-"""Other processes on the cores are found and named, but never the run's own processes."""
+"""Other processes on the cores: how many cores they use, which they are, and never the run's own; and quotas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,37 @@ from tests.waiting import LIMIT_S
 
 from ndd_engine.hardware.counters import MOST, HostCounters, Neighbours, ancestors
 from ndd_engine.hardware.gpus import detect_host, read_limits
+from ndd_engine.hardware.load import LoadWatch
 from ndd_engine.record.rundir import RunDir, RunLock
+
+
+@pytest.mark.parametrize(
+    ("busy", "own", "foreign", "taken"),
+    [
+        (20.0, 4.0, 1.6, "other processes used 1.6 of 2 cores"),
+        (20.0, 20.0, 0.0, ""),  # nobody else
+        (12.0, 4.0, 0.8, ""),  # cores are free
+        (20.0, 21.0, 0.0, ""),  # the clocks of the kernel tick by 10 ms
+        (30.0, 4.0, 2.6, "other processes used 2.0 of 2 cores"),
+    ],
+)
+def test_cores_of_others_count_where_none_is_left(
+    monkeypatch: pytest.MonkeyPatch, busy: float, own: float, foreign: float, taken: str
+) -> None:
+    watch = LoadWatch()
+    looks = iter([(0.0, 100.0, 5.0), (10.0, 100.0 + busy, 5.0 + own), (10.0, 100.0 + busy, 5.0 + own)])
+    monkeypatch.setattr(watch, "_cores", frozenset({0, 1}))
+    monkeypatch.setattr(watch, "_look", lambda: next(looks))
+    watch.restart()
+    assert watch.foreign() == pytest.approx(foreign)
+    assert watch.taken() == taken
+
+
+def test_the_clocks_are_read() -> None:
+    watch = LoadWatch()
+    now, busy, own = watch._look()
+    assert now > 0 and busy > 0 and own > 0 and watch.foreign() >= 0
+
 
 ALL = frozenset(range(4096))
 SPIN = "import time\nend = time.monotonic() + 300\nwhile time.monotonic() < end: pass"
@@ -32,8 +62,7 @@ ORPHAN = (
 @pytest.fixture
 def neighbour() -> Iterator[int]:
     """A real process of somebody else that keeps a core busy."""
-    out = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, check=True).stdout
-    pid = int(out)
+    pid = int(subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, check=True).stdout)
     # It may wait for a core itself; a search that comes too early is not repeated soon where there are many processes.
     deadline = time.monotonic() + LIMIT_S
     while psutil.Process(pid).cpu_times().user < 0.3 and time.monotonic() < deadline:
@@ -96,23 +125,31 @@ def test_another_rank_of_the_run_is_no_neighbour_and_its_cores_are_not_used_by_o
     assert all(item["pid"] != neighbour for sample in samples for item in sample["neighbours"] or ())
 
 
-def process(pid: int, ticks: int, name: str = "busy", parent: int = 1, core: int = 0) -> dict[str, str]:
-    words = ["R", str(parent), *["0"] * 9, str(ticks), "0", *["0"] * 6, "77", *["0"] * 16, str(core), "0"]
-    return {f"proc/{pid}/stat": f"{pid} ({name}) {' '.join(words)}\n"}
+def put(
+    root: Path,
+    pid: int,
+    ticks: int,
+    name: str,
+    parent: int = 1,
+    core: int = 0,
+    session: int = 0,
+    terminal: int = 0,
+) -> None:
+    """A process in /proc that has computed for so long."""
+    words = ["R", parent, 0, session, terminal, *[0] * 6, ticks, 0, *[0] * 6, 77, *[0] * 16, core, 0]
+    (root / f"proc/{pid}").mkdir(exist_ok=True)
+    (root / f"proc/{pid}/stat").write_text(f"{pid} ({name}) {' '.join(map(str, words))}\n")
 
 
 def test_the_three_busiest_on_our_cores_with_names_that_cannot_steer_a_terminal(
     tree: Callable[[dict[str, str]], Path],
 ) -> None:
     names = {11: "a) (b", 12: "\x1b[31mred", 13: "c", 14: "d", 15: "elsewhere", 16: "idle"}
-    on = {15: 9}
     root = tree({"proc/loadavg": "\n"})
 
     def write(spent: dict[int, int]) -> None:
         for pid, ticks in spent.items():
-            for path, text in process(pid, ticks, names[pid], core=on.get(pid, 0)).items():
-                (root / path).parent.mkdir(exist_ok=True)
-                (root / path).write_text(text)
+            put(root, pid, ticks, names[pid], core=9 if pid == 15 else 0)
 
     write({11: 100, 12: 0, 13: 500, 15: 0, 16: 10_000})
     neighbours = Neighbours(root, frozenset({0, 1}))
@@ -135,9 +172,7 @@ def test_own_runs_are_called_by_their_names(tree: Callable[[dict[str, str]], Pat
     def write(ticks: int) -> None:
         # 21 is a worker of the run; 22 is a script that another console observes; 23 is neither.
         for pid, name, parent in ((21, "python", os.getpid()), (22, "python", 1), (23, "make", 1)):
-            for path, text in process(pid, ticks * pid, name, parent=parent).items():
-                (root / path).parent.mkdir(exist_ok=True)
-                (root / path).write_text(text)
+            put(root, pid, ticks * pid, name, parent)
         (root / "proc" / "22" / "environ").write_bytes(b"A=b\0NDD_WATCH_CAPTURES=/elsewhere/runs/train-7\0")
 
     class Others(Neighbours):
@@ -241,10 +276,7 @@ def test_only_the_users_own_processes_may_be_stopped(
         for ticks in (0, 50):
             for pid in pids:
                 name, parent, session, terminal = listed[pid]
-                words = ["R", str(parent), "0", str(session), str(terminal), *["0"] * 6, str(ticks), "0"]
-                words += [*["0"] * 6, "77", *["0"] * 16, "0", "0"]
-                (root / f"proc/{pid}").mkdir(exist_ok=True)
-                (root / f"proc/{pid}/stat").write_text(f"{pid} ({name}) {' '.join(words)}\n")
+                put(root, pid, ticks, name, parent, session=session, terminal=terminal)
             if not ticks:
                 neighbours.read(2.0)
                 time.sleep(0.25)

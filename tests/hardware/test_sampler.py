@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.waiting import until
 
 from ndd_engine.hardware.counters import HostCounters
 from ndd_engine.hardware.detect import Nvml, list_gpus
@@ -27,13 +28,6 @@ UUID = "GPU-bbbbbbbb-0000-0000-0000-000000000002"
 
 
 def ignore(event: SampleEvent) -> None: ...
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end and not condition():
-        time.sleep(0.02)
-    return condition()
 
 
 def test_this_machine_without_a_gpu(tmp_path: Path) -> None:
@@ -88,9 +82,8 @@ def test_memory_and_workers_are_those_of_the_process_that_trains() -> None:
     time.sleep(0.1)
     gone = sampler.read_once().host
     assert host["rss_bytes"] > 200 << 20 and host["workers"] == 1 and host["workers_rss_bytes"] < 100 << 20
-    assert (
-        gone["rss_bytes"] is None and gone["process_cpu_percent"] is not None
-    )  # a launcher may start it again
+    # A launcher may start it again.
+    assert gone["rss_bytes"] is None and gone["process_cpu_percent"] is not None
 
 
 @pytest.mark.long
@@ -113,15 +106,15 @@ def test_children_that_have_ended_were_part_of_the_run() -> None:
 def test_available_memory_and_share_of_a_quota_are_the_groups(
     tree: Callable[[dict[str, str]], Path],
 ) -> None:
+    job = {
+        "cpu.max": "50000 100000\n", "cpu.stat": "usage_usec 1000000\nuser_usec 1\n", "memory.max": f"{4 << 30}\n",
+        "memory.current": f"{3 << 30}\n", "memory.stat": f"anon 1\ninactive_file {1 << 30}\n",
+    }  # fmt: skip
     root = tree(
         {
             "proc/self/cgroup": "0::/job\n",
             "proc/self/mountinfo": "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n",
-            "sys/fs/cgroup/job/cpu.max": "50000 100000\n",
-            "sys/fs/cgroup/job/cpu.stat": "usage_usec 1000000\nuser_usec 1\n",
-            "sys/fs/cgroup/job/memory.max": f"{4 << 30}\n",
-            "sys/fs/cgroup/job/memory.current": f"{3 << 30}\n",
-            "sys/fs/cgroup/job/memory.stat": f"anon 1\ninactive_file {1 << 30}\n",
+            **{f"sys/fs/cgroup/job/{name}": text for name, text in job.items()},
         }
     )
     counters = HostCounters(detect_host(root, 64), None, lambda *_: None, root=root)
@@ -210,10 +203,10 @@ def test_a_driver_that_dies_leaves_nulls_and_the_host(library: Any) -> None:
     seen: list[SampleEvent] = []
     sampler = Sampler(h200(library), seen.append, period_s=0.05, nvml=Nvml(library))
     sampler.start()
-    assert wait_for(lambda: bool(seen))
+    until(lambda: seen)
     library.survives = 0
     count = len(seen)
-    assert wait_for(lambda: len(seen) > count + 2)
+    until(lambda: len(seen) > count + 2)
     sampler.stop()
     last = seen[-1]
     assert last.gpu is not None and last.gpu["temperature_c"] is None and last.gpu["util_percent"] is None
@@ -229,7 +222,7 @@ def test_a_sink_that_fails_is_counted_and_sampling_goes_on() -> None:
 
     sampler = Sampler(None, sink, period_s=0.03)
     sampler.start()
-    assert wait_for(lambda: len(calls) >= 3)
+    until(lambda: len(calls) >= 3)
     sampler.stop()
     assert sampler.errors >= 3 and sampler.last_error is not None and "disk full" in sampler.last_error
     stopped = len(calls)
@@ -242,12 +235,12 @@ def test_a_sampler_can_start_again(library: Any) -> None:
     sampler = Sampler(h200(library), seen.append, period_s=0.05, nvml=Nvml(library))
     sampler.start()
     sampler.start()
-    assert wait_for(lambda: bool(seen))
+    until(lambda: seen)
     sampler.stop()
     sampler.stop()
     count = len(seen)
     sampler.start()
-    assert wait_for(lambda: len(seen) > count)
+    until(lambda: len(seen) > count)
     sampler.stop()
     assert seen[-1].gpu is not None
 

@@ -138,36 +138,12 @@ def test_a_full_gpu_with_expandable_segments_retries_in_the_middle_too() -> None
         expandable(cap=100 * MIB).replay(events)
 
 
-def test_streams_do_not_share_blocks() -> None:
-    allocator = Allocator()
-    allocator.allocate(0, 30 * MIB, stream=0)
-    allocator.free(0)
-    allocator.allocate(1, 30 * MIB, stream=7)
-    assert allocator.reserved == 60 * MIB
-    allocator.allocate(2, 30 * MIB, stream=0)
-    assert allocator.reserved == 60 * MIB
-
-
 def test_a_cap_counts_all_streams() -> None:
     allocator = Allocator(cap=60 * MIB)
     allocator.allocate(0, 40 * MIB, stream=1)
     allocator.free(0)
     allocator.allocate(1, 40 * MIB, stream=2)  # releases the cached segment of the other stream
     assert allocator.retries == 1 and allocator.reserved == 40 * MIB
-
-
-def test_the_address_order_decides_between_equal_blocks() -> None:
-    events = [
-        (0, 20 * MIB), (1, 20 * MIB), (0, -1), (1, -1),
-        # 12 MiB split one of the two; then 18 MiB fit the other one.
-        (2, 12 * MIB), (3, 18 * MIB),
-    ]  # fmt: skip
-    peaks = [Allocator(descending=order).replay(events) for order in (False, True)]
-    assert [allocator.reserved for allocator in peaks] == [40 * MIB] * 2
-    first = [min(block.address for block, _ in one._live.values()) for one in peaks]
-    later = [one._live[2][0].address for one in peaks]
-    assert later[0] == first[0] and later[1] == first[1]  # the lowest address in either order
-    assert peaks[0]._live[2][0].base != peaks[1]._live[2][0].base
 
 
 def test_garbage_collection_releases_the_longest_idle_blocks() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def chartext() -> Prober:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("amp", [pytest.param("off", marks=pytest.mark.promise), "bf16"])
+@pytest.mark.parametrize("amp", few([pytest.param("off", marks=pytest.mark.promise), "bf16"], 1))
 def test_two_small_steps_predict_a_larger_one(amp: str) -> None:
     probe = prober("chartext", "workload.size=tiny", f"precision.amp={amp}")
     family = fit(probe.trace(4), probe.trace(8), (4, 8))
@@ -247,16 +248,9 @@ def test_accumulation_keeps_the_gradients_allocated() -> None:
     assert memory.peak(256) > memory.peak(64)
 
 
-@pytest.mark.parametrize(
-    ("sets", "words"),
-    [
-        (["speed.compile=default"], "compiled"),
-        (["workload.size=tiny"], ""),
-    ],
-)
-def test_unreliable_configurations_have_a_caveat(sets: list[str], words: str) -> None:
-    found = caveat(read(None, sets, "chartext").resolve("tiny"))
-    assert (words in found) if words else found == ""
+def test_compiled_code_has_a_caveat() -> None:
+    assert "compiled" in caveat(read(None, ["speed.compile=default"], "chartext").resolve("tiny"))
+    assert caveat(read(None, ["workload.size=tiny"], "chartext").resolve()) == ""
 
 
 @pytest.mark.slow
@@ -306,10 +300,7 @@ def test_the_prediction_includes_heap_fragmentation() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "workload",
-    ["chartext", "eeg", pytest.param("antispoof", marks=pytest.mark.slow), "finetune"],  # 23 s
-)
+@pytest.mark.parametrize("workload", few(["chartext", "eeg", "antispoof", "finetune"], 2))
 def test_steps_are_traced_with_fake_tensors(workload: str) -> None:
     size = {"eeg": "workload.hidden=[64]"}.get(workload, "workload.size=tiny")
     config, found = made(workload, size, "precision.amp=bf16")
@@ -340,8 +331,9 @@ def test_the_optimizer_implementation_is_that_of_the_run() -> None:
         return Counter(traced(config, found, 2)[0].labels)
 
     # The default on a GPU is fused, which only allocates its state; the others allocate temporaries.
-    assert labels() == labels("optimizer.implementation=fused")
-    assert labels("optimizer.implementation=foreach").total() > labels().total()
+    default = labels()
+    assert default == labels("optimizer.implementation=fused")
+    assert labels("optimizer.implementation=foreach").total() > default.total()
 
 
 @pytest.mark.slow
@@ -385,11 +377,7 @@ def test_two_numbers_of_threads_are_timed_in_turns(monkeypatch: pytest.MonkeyPat
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-def test_threads_are_not_compared_where_a_micro_batch_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> tuple[float, int]:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(step_probes, "time_micro", full)
+    monkeypatch.setattr(
+        step_probes, "time_micro", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
+    )
     assert prober("chartext", "workload.size=tiny", "batch.micro=2").by_threads(1) == ([], [])

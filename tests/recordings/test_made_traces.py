@@ -6,17 +6,69 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
-from made_traces import ENGINE, Made
-from snapshots import MIB, History
-from snapshots import written as snapshot
-from tests.rocm import VENDORS
+from tests.rocm import VENDORS, rename
 
 from ndd_console.__main__ import status_of
 from ndd_engine.diagnose import Finding
-from ndd_engine.errors import UsageError
 from ndd_engine.recordings.traces import TraceUse, examine, findings
+
+MAIN, ENGINE = 10, 11
+
+
+class Made:
+    """A trace, made in the names of CUDA and written in those of `vendor`: one of `tests.rocm.VENDORS`."""
+
+    vendor: ClassVar[str] = "CUDA"
+
+    def __init__(self, gpus: int = 1, **top: Any) -> None:
+        self.events: list[dict[str, Any]] = []
+        self._top = {"deviceProperties": [{"id": index, "name": "Test GPU"} for index in range(gpus)], **top}
+        self._id = 0
+
+    def host(
+        self, name: str, begin: float, length: float, thread: int = MAIN, cat: str = "cpu_op", **args: Any
+    ) -> None:
+        self._add(name, cat, begin, length, (900, thread), args)
+
+    def named(self, name: str, begin: float, length: float, thread: int = MAIN) -> None:
+        self.host(name, begin, length, thread, "user_annotation")
+
+    def call(self, name: str, begin: float, length: float, thread: int = MAIN) -> int:
+        """A runtime call; returns its correlation id."""
+        self._id += 1
+        self.host("cuda" + name, begin, length, thread, "cuda_runtime", correlation=self._id)
+        return self._id
+
+    def gpu(
+        self, name: str, begin: float, length: float, correlation: int = 0, stream: int = 7, device: int = 0,
+        cat: str = "kernel", **args: Any,
+    ) -> None:  # fmt: skip
+        args |= {"device": device, "stream": stream} | ({"correlation": correlation} if correlation else {})
+        self._add(name, cat, begin, length, (device, stream), args)
+
+    def kernel(
+        self, begin: float, length: float, name: str = "gemm", thread: int = MAIN, before: float = 0.05
+    ) -> None:
+        """A kernel that was launched right before."""
+        self.gpu(name, begin, length, self.call("LaunchKernel", begin - before, 0.005, thread))
+
+    def write(self, folder: Path, name: str = "made.json") -> Path:
+        path = folder / name
+        rename(self.events, self.vendor)
+        path.write_text(json.dumps({**self._top, "traceEvents": self.events}))
+        return path
+
+    def _add(
+        self, name: str, cat: str, begin: float, length: float, where: tuple[int, int], args: dict[str, Any]
+    ) -> None:
+        """where: process and thread, or GPU and stream."""
+        self.events.append({
+            "ph": "X", "cat": cat, "name": name, "pid": where[0], "tid": where[1], "ts": 5e6 + 1000 * begin,
+            "dur": 1000 * length, "args": args,
+        })  # fmt: skip
 
 
 @pytest.fixture(autouse=True, params=VENDORS)
@@ -252,7 +304,6 @@ def unrecorded(made: Made) -> None:
     [
         (counters, "counters of 4 kernels instead of their times"),
         (another, "4 events of another accelerator (privateuse1_kernels, device 5), which are not analysed"),
-        (another, "busy 73 % of the time"),
         (unrecorded, "names 2 GPUs, but has no activity of a GPU: profile with ProfilerActivity.CUDA"),
     ],
 )
@@ -280,6 +331,15 @@ def test_only_kernels_copies_and_fills_are_work(tmp_path: Path, capsys: pytest.C
     assert "-- GPU 3\n" in said(path, capsys)
 
 
+def test_each_gpu_of_a_process_has_its_own_time(tmp_path: Path) -> None:
+    made = Made(gpus=2)
+    for device, length in ((0, 10), (1, 50)):
+        made.gpu("gemm", 50 * device, length, device=device)
+    made.gpu("## forward ##", 0, 100, cat="gpu_user_annotation")
+    use = examine(made.write(tmp_path))
+    assert [(one.index, one.time.busy_ns) for one in use.devices] == [(0, 10_000_000), (1, 50_000_000)]
+
+
 def test_an_inference_is_told_nothing_about_training(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -293,31 +353,6 @@ def test_an_inference_is_told_nothing_about_training(
     out = said(path, capsys)
     assert "forward takes" in out
     assert not re.search(r"backward|optimizer|training|\bstep", out)
-
-
-def test_no_trace_is_told_of_steps_that_it_does_not_have(tmp_path: Path) -> None:
-    made = Made()
-    for place in range(8):
-        made.named("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 20 * place, 12)
-        made.host("aten::linear", 20 * place + 12, 8)
-        made.kernel(20 * place + 13, 7)
-    (found,) = found_in(examine(made.write(tmp_path)))
-    assert found.cause == "data-wait"
-    texts = [found.title, *(item.text for item in (*found.evidence, *found.changes))]
-    assert not any("step" in text for text in texts), texts
-
-
-def test_each_command_names_the_other_for_its_files(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = Made()
-    made.kernel(0, 1)
-    history = History()
-    history.alloc(30 * MIB)
-    with pytest.raises(UsageError, match="memory snapshot: use ndd-console memory"):
-        examine(snapshot(tmp_path, history))
-    assert status_of(["memory", str(made.write(tmp_path))]) == 2
-    assert "trace of torch.profiler: use ndd-console trace" in capsys.readouterr().err
 
 
 def test_the_report_of_traces_says_what_they_have_and_nothing_of_a_run(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from measured import trial
-from qa.trials.coverage import NOISES, intervals
+from qa.trials.intervals import NOISES, few_pairs
 from qa.trials.simulated import MODELS, Course, rates, simulate
 
 from ndd_console.view.bars import interval_rows
@@ -57,7 +57,7 @@ def test_intervals_contain_the_truth_as_often_as_they_promise(name: str) -> None
 @pytest.mark.parametrize("pairs", [1, 2])
 def test_intervals_of_one_and_two_pairs_contain_the_truth(name: str, pairs: int) -> None:
     """Also on a machine of which no trial is known, and whose processes differ by three times the default."""
-    found = intervals(NOISES[name], pairs, 0, TRIALS)
+    found = few_pairs(NOISES[name], pairs, 0, TRIALS)
     # 1,000 trials are between 92 and 100 %, see docs/statistics.md; 400 of them scatter by 1.4 %.
     assert sum(one.low <= 1 <= one.high for one in found) >= 0.88 * TRIALS
 

@@ -1,21 +1,26 @@
-"""The recommendation: the present configuration is measured, too, and noise leads to no recommendation."""
+"""Verification by successive halving with fake processes, and the recommendation: noise leads to none."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
-from situations import BASE, situation
-from test_verify import STEP_S, FakeSide, _sides  # noqa: F401  the fixture installs the fake processes
+from situations import BASE, OPENED, situation
 
+from ndd_engine.child import ChildError
+from ndd_engine.trial.outcome import SideFacts
+from ndd_engine.wizard import session as module
 from ndd_engine.wizard.planner import present_batch, unprobed_present
 from ndd_engine.wizard.proposals import Answers, Batch, Measured, Proposal
 from ndd_engine.wizard.session import (
     Choice,
     ProposalSet,
+    best_measured,
+    by_measured,
     choose,
     comparison,
     listed,
@@ -24,18 +29,193 @@ from ndd_engine.wizard.session import (
     with_present,
 )
 
+ROOM = 1000
+STEP_S = {2: 0.5, 4: 0.6, 8: 0.7, 16: 5.0}  # 8 has the highest throughput
+
+
+class FakeSide:
+    """A process that trains instantly. open: the current ones; most: the maximum at one time."""
+
+    open: set[FakeSide]
+    most: int
+    steps: dict[int, list[int]]
+    dies: int | None
+    now_s: float  # time on the machine: what was trained
+    noise: Callable[[int], float]  # factor on the time of a block, by micro-batch
+
+    @classmethod
+    def clock(cls) -> float:
+        return cls.now_s
+
+    def __init__(self, spec: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+        assert not environment  # the same environment as in training
+        sets = dict(item.split("=") for item in spec["sets"])
+        self.micro = int(sets["batch.micro"])
+        self.facts = SideFacts(peak_bytes=self.micro * 10)
+        FakeSide.open.add(self)
+        FakeSide.most = max(FakeSide.most, len(FakeSide.open))
+
+    def prepare(self, _limit_s: float, _tick: Any) -> None:
+        if self.micro == FakeSide.dies:
+            raise ChildError("oom", "the step does not fit")
+
+    def train(self, steps: int, _limit_s: float, tick: Any, **_: Any) -> tuple[float, int]:
+        tick(None)
+        FakeSide.steps.setdefault(self.micro, []).append(steps)
+        seconds = steps * STEP_S[self.micro] * FakeSide.noise(self.micro)
+        FakeSide.now_s += min(seconds, 4.0)
+        return seconds, steps
+
+    def learn(self, _tick: Any) -> None:
+        return
+
+    def close(self) -> None:
+        FakeSide.open.discard(self)
+
+
+@pytest.fixture(autouse=True)
+def _sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeSide.open, FakeSide.most, FakeSide.steps, FakeSide.dies = set(), 0, {}, None
+    FakeSide.now_s, FakeSide.noise = 0.0, staticmethod(lambda _micro: 1.0)
+    monkeypatch.setattr(module, "SideProcess", FakeSide)
+
+
+def proposals(memory: int) -> list[Proposal]:
+    return [
+        replace(BASE, batch=Batch(micro, 1), memory_bytes=memory, free_bytes=ROOM) for micro in sorted(STEP_S)
+    ]
+
+
+def race(
+    rows: list[Proposal], budget_s: float = 600.0, stop: threading.Event | None = None
+) -> list[Proposal]:
+    there = situation(gpu=None)
+    return verify(
+        there, Answers(), rows, budget_s, lambda *_: None, stop or threading.Event(), FakeSide.clock
+    )
+
+
+def test_faster_proposals_advance() -> None:
+    found = race(proposals(100))
+    assert [one.measured.step_s for one in found if one.measured] == pytest.approx(list(STEP_S.values()))
+    # A warm-up and one block per round; the two best take part in all rounds.
+    assert {micro: len(steps) for micro, steps in FakeSide.steps.items()} == {2: 2, 4: 7, 8: 7, 16: 2}
+    spreads = [one.measured.spread for one in found if one.measured]
+    assert spreads[0] is None and spreads[1:3] == pytest.approx([0.0, 0.0])
+    assert not FakeSide.open
+
+
+def test_a_machine_that_slows_down_favours_neither_finalist(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = 0
+
+    def train(self: FakeSide, steps: int, *_: Any, **__: Any) -> tuple[float, int]:
+        nonlocal blocks
+        blocks += 1
+        return steps * self.micro * 0.1 * 1.05**blocks, steps  # equal throughput
+
+    monkeypatch.setattr(FakeSide, "train", train)
+    found = race(proposals(100))
+    known = {one.batch.micro: one.measured for one in found}
+    best = [micro for micro, one in known.items() if one is not None and len(one.rounds_s) == 6]
+    assert len(best) == 2
+    rates = [micro / one.step_s for micro in best if (one := known[micro]) is not None and one.step_s]
+    assert rates[0] == pytest.approx(rates[1], rel=0.01)
+
+
+@pytest.mark.parametrize(("memory", "most"), [(100, 4), (400, 2), (900, 1)])
+def test_waiting_processes_make_room_for_the_next(memory: int, most: int) -> None:
+    found = race(proposals(memory))
+    assert FakeSide.most == most
+    assert all(one.measured is not None and one.measured.step_s is not None for one in found)
+    assert not FakeSide.open
+
+
+def test_a_proposal_of_unknown_memory_is_measured_alone() -> None:
+    race([replace(one, memory_bytes=None) for one in proposals(1)])
+    assert FakeSide.most == 1
+
+
+def test_out_of_memory_is_a_result_and_the_others_continue() -> None:
+    FakeSide.dies = 8
+    found = {one.batch.micro: one.measured for one in race(proposals(100))}
+    assert found[8] is not None and found[8].step_s is None
+    assert "out of memory" in found[8].verdict
+    assert found[4] is not None and found[4].step_s == pytest.approx(0.6)
+    assert not FakeSide.open
+
+
+def test_a_failure_in_a_later_round_is_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = FakeSide.train
+
+    def train(self: FakeSide, *given: Any, **named: Any) -> tuple[float, int]:
+        if self.micro == 8 and len(FakeSide.steps.get(8, [])) == 3:
+            raise ChildError("oom", "a longer batch does not fit")
+        return plain(self, *given, **named)
+
+    monkeypatch.setattr(FakeSide, "train", train)
+    found = race(proposals(100))
+    died = next(one for one in found if one.batch.micro == 8)
+    assert "a longer batch" in died.failed
+    best = best_measured(found, Answers())
+    assert best is not None and best.batch.micro != 8
+
+
+@pytest.mark.parametrize("after", [0, 2, 5])
+def test_stopping_keeps_the_results(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    stop = threading.Event()
+    plain, blocks = FakeSide.train, 0
+
+    def train(self: FakeSide, *given: Any, **named: Any) -> tuple[float, int]:
+        nonlocal blocks
+        blocks += 1
+        if blocks > after:
+            stop.set()
+        return plain(self, *given, **named)
+
+    monkeypatch.setattr(FakeSide, "train", train)
+    found = race(proposals(100), stop=stop)
+    known = [one.measured for one in found if one.measured]
+    # Each has two blocks in the first round: a warm-up and a measurement.
+    assert [one.step_s is not None for one in known] == [index < after // 2 for index in range(4)]
+    assert all(one.step_s is not None or one.verdict == "not measured" for one in known)
+    assert not any(one.failed for one in found)
+    assert not FakeSide.open
+
+
+def test_proposals_over_the_limit_come_last() -> None:
+    def seen(micro: int, step_s: float | None, memory: int | None) -> Proposal:
+        verdict = "measured" if step_s else "out of memory: the step does not fit"
+        return replace(
+            BASE, batch=Batch(micro, 1), free_bytes=ROOM, measured=Measured(step_s, memory, verdict)
+        )
+
+    over, within, failed = seen(8, 0.1, ROOM + 1), seen(4, 0.1, ROOM), seen(2, None, None)
+    assert best_measured([over, within, failed], Answers()) == within
+    assert best_measured([over, failed], Answers()) == over and over.over_bytes == 1
+    assert best_measured([failed], Answers()) is None
+    assert by_measured([failed, over, within], Answers()) == [within, over, failed]
+    faster = seen(16, 0.2, ROOM)
+    assert by_measured([within, failed, faster], Answers()) == [faster, within, failed]
+    assert failed.failed and not within.failed
+
+
+def test_on_a_gpu_the_context_is_included(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeSide, "learn", lambda self, _tick: setattr(self.facts, "reserved_bytes", 70))
+    there = situation(gpu=None, opened=replace(OPENED, context_bytes=500))
+    found = verify(there, Answers(), proposals(100)[:1], 60.0, lambda *_: None, threading.Event())
+    assert found[0].measured is not None and found[0].measured.memory_bytes == 570
+
+
+# The recommendation.
+
+
 BUDGET_S = 60.0
 Noise = Callable[[int], float]
 
 
 def row(micro: int, present: bool = False) -> Proposal:
-    return replace(
-        BASE,
-        batch=Batch(micro, 1),
-        memory_bytes=100,
-        free_bytes=1000,
-        given=(f"batch.micro={micro}",) if present else None,
-    )
+    given = (f"batch.micro={micro}",) if present else None
+    return replace(BASE, batch=Batch(micro, 1), memory_bytes=100, free_bytes=ROOM, given=given)
 
 
 def measured(
@@ -83,13 +263,15 @@ def test_the_present_configuration_stays_unless_another_is_faster(step_s: dict[i
 @pytest.mark.parametrize("spread", [0.3, 0.7, 1.5])
 def test_a_noisy_machine_never_leads_to_a_slower_configuration(spread: float) -> None:
     undecided = 0
-    for seed in range(200):
+    for seed in range(80):
         choice, found = measured(PRESENT_BEST, 2, noisy(seed, spread))
         assert choice.best is None or choice.best.present, (seed, choice.text)
         if choice.best is None:
             undecided += 1
             assert listed(found, Answers(), choice)[0].present and "--budget" in choice.text
     assert undecided
+    choice, _ = measured({2: 5.0, 4: 5.0, 8: 5.0}, 2, lambda _micro: 3.0)  # the budget ends
+    assert choice.best is None and "--budget" in choice.text
 
 
 def test_a_noisy_machine_is_measured_for_longer_until_the_difference_is_clear() -> None:
@@ -111,11 +293,6 @@ def test_a_slow_first_round_leaves_time_to_compare() -> None:
     assert choice.best is not None and choice.best.batch.micro == 4, choice.text
     slow = next(one.measured for one in found if one.batch.micro == 8)
     assert slow is not None and len(slow.rounds_s) == 1
-
-
-def test_the_end_of_the_budget_is_named() -> None:
-    choice, _ = measured({2: 5.0, 4: 5.0, 8: 5.0}, 2, lambda _micro: 3.0)
-    assert choice.best is None and "--budget" in choice.text
 
 
 def test_a_present_configuration_that_fails_is_replaced() -> None:

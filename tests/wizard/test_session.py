@@ -1,4 +1,4 @@
-"""Probing, verification and writing with real processes."""
+"""Preparing the wizard: memory, batches and workloads that cannot be had; probing in processes, and stopping it."""
 
 from __future__ import annotations
 
@@ -6,36 +6,22 @@ import tempfile
 import threading
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from situations import OPENED
 
 from ndd_engine.errors import MachineError, NddError, UsageError
-from ndd_engine.wizard.planner import Planner, WizardStoppedError
+from ndd_engine.wizard.planner import Planner, Situation, WizardStoppedError
 from ndd_engine.wizard.proposals import Answers
-from ndd_engine.wizard.session import propose, to_verify, verify
+from ndd_engine.wizard.session import propose
 
 NDD = ("workload.samples=400", "batch.sequence=8", "batch.micro=16", "run.device=cpu", "run.max_steps=20")
 SMALL = ("workload.size=tiny", "run.device=cpu", "run.max_steps=20")
-TOLD: list[str] = []
 
 
 def tell(text: str, share: float) -> None:
     assert 0 <= share <= 1
-    TOLD.append(text)
-
-
-@pytest.mark.slow  # 15 s; tests of the command line cover most of it
-def test_proposals_are_verified_in_processes_of_their_own() -> None:
-    answers = Answers(workload="chartext", sets=SMALL, min_sequence=32)
-    proposed = propose(answers, tell, threading.Event())
-    assert {one.model.sequence for one in proposed.rows} == {64, 32}
-    assert all(one.memory_bytes and one.step_s and not one.doubt for one in proposed.rows)
-    chosen = to_verify(proposed, answers, 2)
-    for one in verify(proposed.situation, answers, chosen, 20.0, tell, threading.Event()):
-        assert one.measured is not None and one.measured.step_s
-        # The benchmark measures the accuracy of predicted times.
-        assert 0.5 < one.memory_bytes / one.measured.memory_bytes < 2
 
 
 def test_an_own_workload_without_a_length_is_planned_for_one_epoch() -> None:
@@ -94,13 +80,8 @@ def test_a_model_that_kills_the_probe_process_does_not_affect_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "dies.py").write_text(DIES)
-    sets = (
-        f'workload.path=["{tmp_path}"]',
-        "run.max_steps=5",
-        "batch.micro=4",
-        "batch.sequence=16",
-        "run.device=cpu",
-    )
+    small = ("run.max_steps=5", "batch.micro=4", "batch.sequence=16", "run.device=cpu")
+    sets = (f'workload.path=["{tmp_path}"]', *small)
     own = tmp_path / "temporary"
     own.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(own))  # separate from other tests
@@ -112,53 +93,42 @@ def test_a_model_that_kills_the_probe_process_does_not_affect_the_next(
     assert not list(own.iterdir())
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_the_memory_is_that_of_the_configured_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ndd_engine.wizard.planner.free_memory", lambda: 3 << 30)
-    monkeypatch.setattr("ndd_engine.hardware.gpus.free_memory", lambda: 80 << 30)  # such as of a GPU
-    answers = Answers(workload="eeg", sets=("workload.hidden=[8]", *NDD))
-    with Planner(answers, tell, threading.Event()) as planner:
-        assert planner.open().free_bytes == pytest.approx(0.92 * (3 << 30), rel=0.01)
-
-
-@pytest.mark.parametrize("free", [5 << 30, None])
-def test_the_memory_of_a_gpu_is_what_the_probes_find(
-    monkeypatch: pytest.MonkeyPatch, free: int | None
-) -> None:
-    """NVML may not list the GPU, nor report its memory: the process of the probes asks CUDA."""
-    opened = replace(OPENED, device="cuda:0", device_name="GRID vGPU", free_bytes=free)
+def prepared(monkeypatch: pytest.MonkeyPatch, answers: Answers, **found: Any) -> Situation:
+    """The situation without a process. found: what the process of the probes says."""
+    opened = replace(OPENED, **found)
     monkeypatch.setattr(Planner, "_start", lambda self: None)
     monkeypatch.setattr(Planner, "_ask", lambda self, command: {"opened": asdict(opened)})
-    answers = Answers(workload="chartext", sets=("workload.size=tiny", "run.device=auto"))
     with Planner(answers, tell, threading.Event()) as planner:
-        if free is None:
-            with pytest.raises(MachineError, match="--gpu"):
-                planner.open()
-            return
-        assert planner.open().free_bytes == pytest.approx(0.92 * free, rel=0.01)
+        return planner.open()
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_an_effective_batch_larger_than_the_data_is_rejected() -> None:
-    answers = Answers(workload="eeg", sets=("workload.hidden=[8]", *NDD), effective_batch=100_000)
-    with pytest.raises(UsageError, match="100,000"):
-        propose(answers, tell, threading.Event())
+def test_the_memory_is_that_of_the_configured_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ndd_engine.wizard.planner.free_memory", lambda: 3 << 30)
+    answers = Answers(workload="chartext", sets=SMALL)
+    assert prepared(monkeypatch, answers, free_bytes=80 << 30).free_bytes == pytest.approx(0.92 * (3 << 30))
+    # NVML may not list a GPU, nor report its memory: the process of the probes asks CUDA.
+    gpu = {"device": "cuda:0", "device_name": "GRID vGPU"}
+    answers = Answers(workload="chartext", sets=("workload.size=tiny", "run.device=auto"))
+    found = prepared(monkeypatch, answers, **gpu, free_bytes=5 << 30)
+    assert found.free_bytes == pytest.approx(0.92 * (5 << 30))
+    with pytest.raises(MachineError, match="--gpu"):
+        prepared(monkeypatch, answers, **gpu, free_bytes=None)
 
 
-@pytest.mark.long
-def test_a_configured_size_keeps_its_batch_on_any_gpu() -> None:
-    sets = ("workload.size=tiny", "precision.amp=bf16")
-    proposed = propose(Answers(workload="chartext", sets=sets, gpu="H200"), tell, threading.Event())
-    assert {one.batch.items for one in proposed.rows} == {16}
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"effective_batch": 100_000}, "100,000.*only 1600"), ({"reserve_bytes": 1 << 60}, "are free")],
+)
+def test_more_than_there_is_is_rejected(
+    monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        prepared(monkeypatch, Answers(workload="chartext", sets=SMALL, **changes))
 
 
-@pytest.mark.long
-def test_more_memory_than_is_free_cannot_be_reserved() -> None:
-    answers = Answers(workload="chartext", sets=SMALL, reserve_bytes=1 << 60)
-    with pytest.raises(UsageError, match="are free"):
-        propose(answers, tell, threading.Event())
+def test_a_configured_size_keeps_its_batch_on_any_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = Answers(workload="chartext", sets=("workload.size=tiny",), gpu="H200")
+    assert prepared(monkeypatch, answers).config.batch.items == 16
 
 
 @pytest.mark.long

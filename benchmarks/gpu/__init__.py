@@ -1,1 +1,0 @@
-"""The names of the commands in `qa.gpu`."""
