@@ -21,13 +21,16 @@ import torch
 from tests.records import events_of
 from tests.states import equal
 from tests.tiers import few
-from tests.train.train_help import Result, Trainer
 
+from ndd_engine.config import read
 from ndd_engine.record.events import Event, MarkEvent, RanksEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.run import Run
 from ndd_engine.train.checkpoint import CheckpointStore, rank_entry
 from ndd_engine.train.checkpoint_tensors import EntryReader
 from ndd_engine.train.parallel.world import FLIGHT_RECORDER
+from ndd_engine.train.request import RunRequest
+from ndd_engine.train.training_run import TrainingRun
 
 HERE = Path(__file__).parent
 # Every epoch has 5 steps of 8 items: the runs stop in the middle of the second and the third one.
@@ -76,9 +79,14 @@ def train(
     """Train as a user does: `ndd-console train --ranks N`; a single rank trains in this process."""
     options = (*sets, f'workload.path=["{HERE}"]')
     if ranks == 1:
-        sets = (*options, "parallel.ranks=1", *(() if resume else (f"run.name={name}",)))
-        earlier = Result(RunDir(root / name)) if resume else None
-        end = Trainer(root, root).train(*sets, resume=earlier, from_step=from_step).end
+        earlier = RunDir(root / name) if resume else None
+        own = (*options, "parallel.ranks=1", *(() if resume else (f"run.name={name}",)))
+        draft = read(earlier.config if earlier else None, own)
+        run = Run.open(TrainingRun(RunRequest(draft, root, earlier, from_step)))
+        try:
+            end = run.execute()
+        finally:
+            run.close()
         return Trained(root / name, end.exit_status, end.reason)
     words = [word for each in options for word in ("--set", each)]
     words += [] if from_step is None else ["--from-step", str(from_step)]
