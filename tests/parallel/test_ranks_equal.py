@@ -105,7 +105,7 @@ def test_ddp_is_bit_identical_to_accumulation_in_one_process(folder: Path, name:
 
 
 @pytest.mark.parametrize("name", ["ddp", "ddp-unused", "fsdp2", "fsdp2-clip", "fsdp2-kept"])
-@pytest.mark.budget(20)
+@pytest.mark.budget(30)  # it begins, and so starts the ranks
 def test_half_the_micro_batch_on_two_ranks_is_one_batch_to_rounding(folder: Path, name: str) -> None:
     whole = alone(name, 1, micro=8)
     assert max(float(value.abs().max()) for value in whole["gradients"][0].values()) > 1e-2

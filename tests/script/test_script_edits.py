@@ -246,7 +246,7 @@ for epoch in range(2):
         loss = nn.functional.mse_loss(out, y)
         loss.backward()
         optimizer.step()  # one step
-print(float(loss), out.dtype)
+print(loss.item(), out.dtype)
 """
 AUTOCAST = '{torch}.autocast("cpu", dtype={torch}.bfloat16)'
 IN_CONTEXT: Any = partial(with_context, model="net", context=AUTOCAST)

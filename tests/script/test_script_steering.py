@@ -91,6 +91,7 @@ def marks(folder: Path, kind: str) -> list[MarkEvent]:
 
 @pytest.mark.long
 @pytest.mark.promise
+@pytest.mark.budget(20)
 def test_a_script_pauses_and_goes_on_with_the_same_losses(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
