@@ -8,14 +8,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tests.torch_exit import ABORTED
 
-from ndd_engine.record.events import parse
+from ndd_engine.record.events import EVENT_TYPES, parse
 from ndd_engine.script.records import Records
 from ndd_watch import FOLDER, SITE
 
@@ -110,6 +110,8 @@ def recorded(folder: Path) -> dict[str, list[dict[str, Any]]]:
         found.setdefault(process.name, []).append(line)
         # Whatever it writes is an event of the record.
         assert parse(json.dumps(line)) is not None, line
+        declared = {one.name for one in fields(EVENT_TYPES[line["type"]])} | {"v", "t", "type"}
+        assert line.keys() <= declared, line.keys() - declared
     assert not records.lost
     records.close()
     return found

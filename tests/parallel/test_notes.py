@@ -6,18 +6,22 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.waiting import LIMIT_S
 
+from ndd_engine.measure import stalls
 from ndd_engine.run import Control, StopNow
-from ndd_engine.train.parallel.hang import Note, verdict, waiting_in
+from ndd_engine.train.parallel.hang import Note, StackRequests, parsed, place, stack_of, verdict, waiting_in
 from ndd_engine.train.parallel.rank_place import (
     Cause,
     FolderNotes,
@@ -31,6 +35,7 @@ from ndd_engine.train.parallel.rank_place import (
 )
 from ndd_engine.train.request import OtherRanks
 
+LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 HOSTS = ["one", "one", "two", "two"]
 CLOSED = "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:4711"
 
@@ -64,9 +69,7 @@ def test_a_note_replaces_an_earlier_one_and_survives_a_folder_that_was_cleaned_u
     shutil.rmtree(tmp_path / "a")
     notes.put("over", "1")
     assert other.get("over") == "1"
-
-
-def test_a_folder_that_cannot_be_written_raises_nothing(tmp_path: Path) -> None:
+    # One that cannot be written raises nothing.
     (tmp_path / "file").touch()
     notes = FolderNotes(tmp_path / "file" / "in")
     notes.put("over", "1")
@@ -321,3 +324,66 @@ def test_the_collective_is_that_of_either_recorder(
 
         monkeypatch.setattr(c10d, f"_dump_{kind}_trace_json", dump, raising=False)
     assert waiting_in() == (begun, f"{name} of [[8]]" if name else "")
+
+
+# The stack of a process that cannot tell it itself.
+
+# A thread that waits, and a call of three seconds that keeps the interpreter lock.
+SUBJECT = """
+import ctypes, json, threading, time
+from ndd_engine.train.parallel.hang import StackRequests
+
+def stuck():
+    begin = time.monotonic()
+    ctypes.PyDLL(None).sleep(3)
+    return time.monotonic() - begin
+
+waiting = threading.Thread(target=threading.Event().wait, daemon=True)
+waiting.start()
+listening = StackRequests(threading.get_ident(), waiting.native_id)
+print(json.dumps(listening.address), flush=True)
+print(stuck(), flush=True)
+listening.stop()
+"""
+
+
+@LINUX
+@pytest.mark.long
+def test_a_call_that_holds_the_interpreter_lock_is_read_and_not_interrupted(tmp_path: Path) -> None:
+    path = tmp_path / "subject.py"
+    path.write_text(SUBJECT)
+    subject = subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True)
+    assert subject.stdout is not None
+    told = json.loads(subject.stdout.readline())
+    time.sleep(0.3)
+    # A signal that it does not listen to would end it.
+    assert stack_of({**told, "signal": told["signal"] - 1}, stopped=False) == [] or stalls.find() is not None
+    stack = stack_of(told, stopped=False)
+    assert [frame["name"] for frame in stack] == ["stuck", "<module>"]
+    assert place(stack).split("subject.py:")[1] == "7 stuck"
+    assert float(subject.stdout.readline()) > 2.9
+    assert subject.wait(LIMIT_S) == 0
+
+
+def test_a_signal_that_is_used_already_is_left_alone() -> None:
+    number = signal.SIGRTMAX - 2
+    before = signal.signal(number, lambda *_: None)
+    try:
+        assert StackRequests(1, 1).address is None
+    finally:
+        signal.signal(number, before)
+
+
+def test_the_stack_of_one_thread_in_what_faulthandler_writes() -> None:
+    text = """Thread 0x00007f0000000001 (most recent call first):
+  File "/a/loader.py", line 3 in read
+Current thread 0x00007f0000000002 (most recent call first):
+  File "/a b/work.py", line 12 in inner
+  File "/a b/work.py", line 20 in <module>
+"""
+    assert [(frame["line"], frame["name"]) for frame in parsed(text, 0x7F0000000002)] == [
+        (12, "inner"),
+        (20, "<module>"),
+    ]
+    assert parsed(text, 5) == []
+    assert place([]) == "an unknown line"

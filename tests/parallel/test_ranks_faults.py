@@ -1,22 +1,29 @@
-"""Runs of two ranks are asked to stop, and ranks fail: all ranks act alike, and the reason names the rank."""
+"""Runs of two ranks are asked to stop, and ranks fail: all ranks act alike, and the reason names the rank.
+
+The last ones have two launchers with a rank each, as on two nodes, on this host.
+"""
 
 from __future__ import annotations
 
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 from benchmarks.common import Options
-from qa.ranks.faults import CASES
+from qa.ranks import faults
 from qa.ranks.job import RanksJob
 from tests.states import equal
 from tests.tiers import few
+from tests.waiting import LIMIT_S, until
 
 from ndd_engine.record.channel import send
+from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
@@ -31,13 +38,16 @@ def reason(job: RanksJob) -> str:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=() if name == "kills" else pytest.mark.slow) for name in CASES]
+    "case", [pytest.param(name, marks=() if name == "kills" else pytest.mark.slow) for name in faults.CASES]
 )
 @pytest.mark.budget(60)
-def test_ranks_act_alike_after_requests_signals_kills_and_hangs(tmp_path: Path, case: str) -> None:
-    """What qa/ranks/faults.py does many times, here a few times, and however long it takes."""
+def test_ranks_act_alike_after_requests_signals_kills_and_hangs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    """What qa/ranks/faults.py does many times, here once or a few times, and however long it takes."""
+    monkeypatch.setattr(faults, "KILLS", (1, 1))
     random.seed(7)
-    for found in CASES[case](tmp_path, Options("quick")):
+    for found in faults.CASES[case](tmp_path, Options("quick")):
         wrong = [text for text in found.wrong if not text.startswith("took ")]
         assert found.tries and not wrong, found.name
 
@@ -165,3 +175,69 @@ def test_ranks_go_on_without_the_console_and_can_be_stopped(tmp_path: Path) -> N
         job.until(job.end)
         assert job.end()["status"] == "stopped"
         job.until(lambda: job.run.live_owner() is None)
+
+
+# Two launchers.
+
+STEPS = 150
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rendezvous", ["static", "c10d"])
+def test_ranks_of_two_launchers_continue_after_one_is_killed(tmp_path: Path, rendezvous: str) -> None:
+    port = str(29_000 + os.getpid() % 900 + (rendezvous == "static"))
+    run = RunDir(tmp_path / "big")
+    launchers = [_launcher(tmp_path, node, port, rendezvous) for node in range(2)]
+    try:
+        until(lambda: any(run.checkpoints.glob("step-*")))
+        (rank,) = [each for each in _ranks(launchers) if each.environ()["RANK"] == "1"]
+        rank.kill()
+        logs = [launcher.communicate(timeout=200)[0] for launcher in launchers]
+    finally:
+        for launcher in launchers:
+            launcher.terminate()
+            launcher.communicate(timeout=LIMIT_S)
+    assert [launcher.returncode for launcher in launchers] == [0, 0], logs
+    assert any(f"process {rank.pid})" in log for log in logs)
+    state = load_state(run)
+    assert state.status == "done"
+    assert state.step == STEPS
+
+
+def test_a_rank_whose_others_do_not_start_says_so_and_ends_on_sigterm(tmp_path: Path) -> None:
+    place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    store = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(28_000 + os.getpid() % 900)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ndd_console", "--runs", str(tmp_path / "runs"), "train", "--workload", "chartext"],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **place, **store},
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        line = next(line for line in process.stdout if line.startswith("ndd-console: "))
+        assert "rank 0" in line and f"localhost:{store['MASTER_PORT']}" in line
+        process.terminate()
+        assert process.wait(LIMIT_S) == 143
+    finally:
+        process.kill()
+        process.communicate()
+    assert not (tmp_path / "runs").exists()
+
+
+def _launcher(root: Path, node: int, port: str, rendezvous: str) -> subprocess.Popen[str]:
+    meet = ["--node-rank", str(node), "--master-addr", "localhost", "--master-port", port]
+    if rendezvous == "c10d":
+        meet = ["--rdzv-backend", "c10d", "--rdzv-id", "test", "--rdzv-endpoint", f"localhost:{port}"]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1", *meet,
+        "--max-restarts", "2", "-m", "--", "ndd_console", "--runs", str(root), "train", "--workload", "chartext",
+        "--set", "workload.size=tiny", "--set", "run.threads=1", "--set", "checkpoint.every_steps=20",
+        "--max-steps", str(STEPS), "--run", "big", "--resume-or-start",
+    ]  # fmt: skip
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )  # fmt: skip
+
+
+def _ranks(launchers: list[subprocess.Popen[str]]) -> list[psutil.Process]:
+    children = [child for each in launchers for child in psutil.Process(each.pid).children()]
+    return [child for child in children if "RANK" in child.environ()]

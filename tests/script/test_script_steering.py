@@ -1,31 +1,40 @@
-"""A script is paused, let go and stopped from elsewhere; its losses stay the same."""
+"""Requests to a running script, from elsewhere: captures, pauses and stops; its losses stay the same.
+
+What the console makes of a trace of the script, and what it says without one, is here as well.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pexpect
 import pytest
-from script_help import environment, events, run, start
-from test_torchrun import SCRIPT as RANKS
-from test_torchrun import TORCHRUN
+from script_help import environment, events, start
+from tests.records import run_event
 from tests.tiers import few
-from tests.ui.fakes import trial_event
 from tests.waiting import LIMIT_S, contains, lives, until
 
-from ndd_console.jobs.run_sources import AttachedSource
+from ndd_console.__main__ import status_of
+from ndd_engine.errors import UsageError
+from ndd_engine.measure.module_times import ELSEWHERE, OTHER
 from ndd_engine.record.channel import send
-from ndd_engine.record.events import MarkEvent, TrialEvent, WindowEvent
+from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, RunEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.trial.outcome import TrialRequest
-
-pytestmark = pytest.mark.long
+from ndd_engine.record.state import RunState
+from ndd_engine.recordings.recorded_files import read_trace
+from ndd_engine.run import Control
+from ndd_engine.script.follower import Captures
+from ndd_engine.script.records import Process
+from ndd_engine.script.script_run import Steering
+from ndd_watch import mapped
 
 # Trains until a file is there and a number of steps is done; writes its steps as it goes, and prints its last loss.
 SCRIPT = """
@@ -36,14 +45,14 @@ from torch import nn
 torch.manual_seed(0)
 torch.set_num_threads(1)
 open("pid", "w").write(str(os.getpid()))
-model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 1))
+model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 1))
 optimizer = torch.optim.AdamW(model.parameters())
 steps = open("steps", "w", buffering=1)
 count = 0
 try:
     while not pathlib.Path("enough").exists() or count % 1000:
         optimizer.zero_grad()
-        loss = (model(torch.randn(32, 64)) - 1.0).square().mean()
+        loss = (model(torch.randn(32, 1, 8, 8)) - 1.0).square().mean()
         loss.backward()
         optimizer.step()
         count += 1
@@ -80,42 +89,63 @@ def marks(folder: Path, kind: str) -> list[MarkEvent]:
     return [one for one in events(folder, "it") if isinstance(one, MarkEvent) and one.kind == kind]
 
 
+@pytest.mark.long
 @pytest.mark.promise
-def test_a_script_pauses_and_goes_on_with_the_same_losses(tmp_path: Path) -> None:
+@pytest.mark.budget(20)
+def test_a_script_pauses_and_goes_on_with_the_same_losses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is captured before; a checkpoint is refused, since only a framework could save one."""
     directory, begin = written(tmp_path), time.monotonic()
     with start(
         tmp_path, "run", "--run", "it", "--", sys.executable, "train.py", NDD_WATCH_STALLED_S="0.5"
     ) as process:
         try:
+            until(lambda: contains(directory.events, '"window"'))
+            with pytest.raises(UsageError, match="Lightning"):
+                send(directory.control_socket, "checkpoint")
+            send(directory.control_socket, "kernels")
+            until(lambda: contains(directory.events, '"kernels"'))
             paused(tmp_path, directory)
             at = steps(tmp_path)
             send(directory.control_socket, "resume")
             until(lambda: steps(tmp_path) > at)
         finally:
             (tmp_path / "enough").touch()
-        assert process.stdout is not None
-        last = process.stdout.read().split()
+        out, shown = process.communicate(timeout=LIMIT_S)
     spent_s = time.monotonic() - begin
-    assert process.returncode == 0
+    assert process.returncode == 0 and "Traceback" not in shown, shown
     # The same steps without an observer.
+    last = out.split()
     bare = SCRIPT.replace('not pathlib.Path("enough").exists() or count % 1000', f"count < {last[1]}")
     (tmp_path / "train.py").write_text(bare.format(before=""))
-    done = run(tmp_path, "run", "--run", "bare", "--", sys.executable, "train.py")
-    assert done.stdout.split() == last
+    assert subprocess.check_output([sys.executable, "train.py"], cwd=tmp_path, text=True).split() == last
     (pause,), (resume,) = marks(tmp_path, "pause"), marks(tmp_path, "resume")
     assert pause.step == resume.step and resume.data["seconds"] > 0.9
     # Standing still was no hang, and it is in no window.
-    kinds = [one.kind for one in events(tmp_path, "it") if isinstance(one, MarkEvent)]
+    found = events(tmp_path, "it")
+    kinds = [one.kind for one in found if isinstance(one, MarkEvent)]
     assert "warning" not in kinds[kinds.index("pause") : kinds.index("resume")]
-    windows = [one for one in events(tmp_path, "it") if isinstance(one, WindowEvent)]
+    windows = [one for one in found if isinstance(one, WindowEvent)]
     assert sum(one.steps for one in windows) == int(last[1])
     assert sum(one.wall_ns for one in windows) * 1e-9 + resume.data["seconds"] < spent_s
     assert all(
         sum(one.phases[name]["host_ns"] for name in one.phases if "/" not in name) == one.wall_ns
         for one in windows
     )
+    # The capture.
+    (event,) = [one for one in found if isinstance(one, KernelsEvent)]
+    assert (event.method, event.steps, event.trace) == ("operators", 3, "runs/it/capture.json")
+    assert {row[0] for row in event.modules} >= {"0", "3"}
+    assert {Path(row[0]).name for row in event.lines} == {"train.py"}
+    assert any(one.profiled for one in windows) and not all(one.profiled for one in windows)
+    assert [path.name for path in directory.path.glob("capture*")] == ["capture.json"]
+    assert status_of(["trace", str(directory.trace)]) == 0 and "Optimizer.step" in capsys.readouterr().out
+    # What may be tried depends on it.
+    assert [one for one in found if isinstance(one, RunEvent)][-1].config["script"]["convolutions"] is True
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("number", few([signal.SIGINT, signal.SIGTERM], 1))
 def test_a_signal_reaches_a_paused_script_at_once(tmp_path: Path, number: signal.Signals) -> None:
     directory = written(tmp_path)
@@ -138,33 +168,7 @@ def test_a_paused_script_is_stopped(tmp_path: Path) -> None:
     assert process.returncode == 3 and events(tmp_path, "it")[-1].status == "stopped"
 
 
-def test_a_live_script_is_paused_during_a_trial(tmp_path: Path) -> None:
-    directory = written(tmp_path)
-    stood: list[bool] = []
-
-    def measure(request: TrialRequest, tell: Any, stop: Any) -> TrialEvent:
-        at = steps(tmp_path)
-        time.sleep(1.0)
-        stood.append(steps(tmp_path) == at)
-        return trial_event("faster", sets=list(request.sets), against=request.base.name)
-
-    with start(tmp_path, "run", "--run", "it", "--", sys.executable, "train.py"):
-        try:
-            until(lambda: contains(directory.events, '"window"'))
-            source = AttachedSource(directory, 0.05)
-            trials = source.trials()
-            trials._measure = measure
-            assert (trials.pauses(), trials.refusal()) == ("it", "")
-            job = trials.start(("run.threads=2",), None, 60.0)
-            until(lambda: job.done)
-            assert job.problem == "" and stood == [True]
-            at = steps(tmp_path)
-            until(lambda: steps(tmp_path) > at)
-            source.close()
-        finally:
-            (tmp_path / "enough").touch()
-
-
+@pytest.mark.long
 def test_a_script_goes_on_when_its_console_is_gone(tmp_path: Path) -> None:
     """It observes itself, so that it does not end with the console."""
     before = "from ndd_engine import observe\nobserve('it')"
@@ -185,40 +189,109 @@ def test_a_script_goes_on_when_its_console_is_gone(tmp_path: Path) -> None:
     script.expect(pexpect.EOF)
 
 
-@pytest.mark.slow
-@pytest.mark.budget(40)
-def test_ranks_pause_after_the_same_step_and_each_is_captured(tmp_path: Path) -> None:
-    each = "open(f'step-{rank}', 'w').write(str(step)); time.sleep(0.002)"
-    options = {"STEPS": "1500", "EACH": each, "OMP_NUM_THREADS": "1"}
-    (tmp_path / "train.py").write_text(RANKS)
-    directory = RunDir(tmp_path / "runs" / "it")
+# Captures, without a script.
 
-    def at() -> list[str]:
-        return [(tmp_path / f"step-{rank}").read_text() for rank in (0, 1)]
 
-    def losses() -> list[str]:
-        return [(tmp_path / f"loss-{rank}").read_text() for rank in (0, 1)]
+def taken(steps: int, file: str = "capture-1-1.json") -> MarkEvent:
+    """What a process says of a capture that it has taken."""
+    return MarkEvent("note", 9, "a profiler capture was taken", {"trace": file, "steps": steps})
 
-    words = (*TORCHRUN, "--nproc-per-node", "2", "train.py")
-    with start(tmp_path, "run", "--run", "it", "--", *words, **options) as process:
-        until(lambda: contains(directory.events, '"window"'))
-        send(directory.control_socket, "pause")
-        until(lambda: contains(directory.events, '"pause"'))
-        first, second = at()
-        assert (
-            abs(int(first) - int(second)) <= 1
-        )  # it is written after the optimizer's step, in which they pause
-        time.sleep(1.0)
-        assert at() == [first, second]
-        send(directory.control_socket, "kernels")
-        send(directory.control_socket, "resume")
-        shown = process.communicate(timeout=LIMIT_S)[1]
-    assert process.returncode == 0, shown
-    observed = losses()
-    subprocess.run(
-        words, cwd=tmp_path, env=environment(**options), check=True, capture_output=True, timeout=LIMIT_S
-    )
-    assert losses() == observed
-    (pause,), (resume,) = marks(tmp_path, "pause"), marks(tmp_path, "resume")
-    assert pause.step == resume.step
-    assert {path.name for path in directory.path.glob("capture*")} == {"capture.json", "capture.rank-1.json"}
+
+@pytest.mark.parametrize(("device", "asked"), [("cuda:0", 3), ("cpu", 0), ("", 0)])
+def test_periodic_captures_happen_where_a_gpu_trains(tmp_path: Path, device: str, asked: int) -> None:
+    memory, path = mapped.Memory(), tmp_path / "pid-1.map"
+    memory.attach(str(tmp_path), "pid-1")
+    with path.open("rb") as file:
+        process = Process("pid-1", path, mapped.Reader(file.fileno()))
+    told: list[Event] = []
+    control = Control()
+    steering = Steering(control, told.append, kernels_every=100)
+    training = replace(RunState().snapshot(), run=run_event(device=device) if device else None)
+    for step in (10, 99, 100, 150, 230, 299, 305):
+        steering.look([process], lambda: training, step)
+    assert memory.values[mapped.CAPTURES] == asked
+    control.request("kernels")
+    steering.look([process], lambda: training, 310)
+    assert memory.values[mapped.CAPTURES] == asked + 1
+    notes = [one for one in told if isinstance(one, MarkEvent) and one.kind == "note"]
+    assert len(notes) == (device == "cpu")  # which says why there are none
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "na',
+        "",
+        '{"traceEvents": [{"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 1}]}',
+        None,
+    ],
+)
+def test_a_trace_that_cannot_be_read_is_a_warning(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "capture-1-1.json").write_text(content)
+    (told,) = Captures(RunDir(tmp_path)).taken(taken(3))
+    assert isinstance(told, MarkEvent) and told.kind == "warning"
+    assert not list(tmp_path.glob("capture*"))
+    with pytest.raises(ValueError, match="not a name"):  # a file elsewhere is not read
+        list(Captures(RunDir(tmp_path / "run")).taken(taken(3, "../capture.json")))
+
+
+def test_a_trace_of_a_gpu(tmp_path: Path) -> None:
+    """Kernels, a copy and a collective, as Kineto writes them; its clock is 5 us ahead of that of the process."""
+
+    def entry(category: str, name: str, ts: float, dur: float, **given: int) -> dict[str, Any]:
+        thread = 7 if given.get("device") == 0 else 1
+        return {
+            "ph": "X", "cat": category, "name": name, "pid": 1, "tid": thread, "ts": ts, "dur": dur, "args": given,
+        }  # fmt: skip
+
+    def launched(name: str, at: float, ts: float, dur: float, number: int, kind: str = "kernel") -> list[Any]:
+        call = entry("cuda_runtime", "cudaLaunchKernel", at, 1.0, correlation=number)
+        return [call, entry(kind, name, ts, dur, device=0, correlation=number)]
+
+    entries = [
+        entry("cpu_op", "ndd: anchor", 10.0, 1.0),
+        *launched("Memcpy HtoD (Pinned -> Device)", 21.0, 22.0, 4.0, 1, "gpu_memcpy"),
+        entry("cpu_op", "aten::mm", 30.0, 8.0, **{"Sequence number": 3, "Fwd thread id": 0}),
+        *launched("gemm", 32.0, 40.0, 10.0, 2),
+        entry(
+            "cpu_op", "autograd::engine::evaluate_function: MmBackward0", 60.0, 9.0,
+            **{"Sequence number": 3, "Fwd thread id": 1},
+        ),
+        *launched("gemm_backward", 62.0, 63.0, 20.0, 3),
+        *launched("ncclDevKernel_AllReduce", 70.0, 78.0, 10.0, 4),
+    ]  # fmt: skip
+    noted = {
+        "begin": 15_000, "end": 95_000, "anchors": [5_000], "device": 0, "compiled": False,
+        "marks": [[10_000, "to_device"], [24_000, "forward"], [50_000, "backward"]],
+        "modules": [["", "Net"], ["0", "Linear"]], "lines": [["/home/me/train.py", 12, "main"]],
+        "calls": [[24_500, 0, 0, True], [24_600, 1, 0, True], [34_000, 0, 0, False], [35_000, -1, -1, False]],
+    }  # fmt: skip
+    (tmp_path / "capture-1-1.json").write_text(json.dumps({"traceEvents": entries, "ndd": noted}))
+    event, note = Captures(RunDir(tmp_path)).taken(taken(1))
+    assert isinstance(event, KernelsEvent) and isinstance(note, MarkEvent)
+    assert (event.method, event.wall_ns, event.busy_ns, event.copy_ns) == ("kernels", 80_000, 39_000, 4_000)
+    assert (event.collective_ns, event.exposed_ns, event.launches) == (10_000, 5_000, 3)
+    assert event.busy_ns + sum(event.idle_ns.values()) == event.wall_ns
+    assert event.modules == [("0", "Linear", 10_000, 20_000, 1), (ELSEWHERE[OTHER], "", 0, 10_000, 0)]
+    assert event.lines == [("/home/me/train.py", 12, "main", 10_000, 20_000, 2)]
+
+
+def test_the_threads_of_forward_are_those_of_the_trace(tmp_path: Path) -> None:
+    def operator(ts: int, tid: int, sequence: int, forward: int = 0) -> dict[str, Any]:
+        given = {"Sequence number": sequence, "Fwd thread id": forward}
+        return {
+            "ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": tid, "ts": ts, "dur": 1, "args": given,
+        }  # fmt: skip
+
+    # torch numbers threads from 1: 1 is the thread 700 here, which has more of the numbers than the thread 500.
+    entries = [operator(0, 500, 2), *(operator(1 + n, 700, n) for n in range(3)),
+               *(operator(9 + n, 900, n, 1) for n in range(3)), operator(20, 900, 7, 4)]  # fmt: skip
+    for given in (None, {"Sequence number": "many"}):  # an operator stays one without these numbers
+        entries.insert(0, {**operator(0, 500, 0), "args": given})
+    (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": entries}))
+    seen = read_trace(tmp_path / "trace.json").events
+    assert len(seen) == len(entries)
+    forward = {item.thread for item in seen if item.begin in (1000, 2000, 3000)}
+    assert {item.forward_thread for item in seen if item.begin in (9000, 10000, 11000)} == forward
+    assert seen[-1].forward_thread == 0

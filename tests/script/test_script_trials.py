@@ -1,10 +1,11 @@
-"""Trials of scripts: a change from outside, measured in scratch copies, and the edit that makes it."""
+"""Trials of scripts: a change from outside, measured in contained scratch copies, and the edit that makes it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -16,51 +17,53 @@ from typing import Any
 
 import psutil
 import pytest
-from script_help import events, report, run, start
+from script_help import SLOW, events, report, run, start
+from tests.records import run_event, write
 from tests.tiers import few
 from tests.waiting import until
 
 from ndd_console.__main__ import status_of
 from ndd_engine.child import ChildError
 from ndd_engine.record.events import RunEvent
+from ndd_engine.record.rundir import RunDir
 from ndd_engine.script.command import Command
-from ndd_engine.script.edits import edit_of, first_steps, refusal
+from ndd_engine.script.edits import Edit, edit_of, first_steps, refusal
 from ndd_engine.script.trials import ScriptProcess
 from ndd_engine.trial.outcome import LOSSES, SideFacts
 
-# Items wait for a slow disk: workers wait in parallel, however busy the cores are.
-SCRIPT = """import os
-import time
+# A loop without data of its own. before, each, after: more lines of the script.
+LOOP = """import multiprocessing, os, random, socket, subprocess, sys
+from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
-
-
-class Files(Dataset):
-    def __len__(self):
-        return 4096
-
-    def __getitem__(self, index):
-        time.sleep(0.004)
-        return torch.full((8,), float(index)), torch.ones(1)
-
-
-torch.manual_seed(0)
+{before}
 model = nn.Linear(8, 1)
-optimizer = torch.optim.AdamW(model.parameters())
-open("written.txt", "a").write(str(os.getpid()))
-steps = int(os.environ.get("STEPS", "1000000000"))
-for epoch in range(1000):
-    for x, y in DataLoader(Files(), batch_size=8):
-        optimizer.zero_grad()
-        loss = ((model(x) - y) ** 2).mean()
-        loss.backward()
-        optimizer.step()
-        steps -= 1
-        if not steps:
-            raise SystemExit
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(int(os.environ.get("STEPS", "1000000000"))):
+    optimizer.zero_grad()
+    loss = (model(torch.randn(4, 8)) - random.random()).square().mean()
+    loss.backward()
+    optimizer.step()
+    {each}
+{after}
 """
+
+
+def written(folder: Path, before: str = "", each: str = "", after: str = "") -> Path:
+    path = folder / "train.py"
+    path.write_text(LOOP.format(before=before, each=each, after=after))
+    return path
+
+
+def trained(folder: Path, script: str = "train.py") -> SideFacts:
+    """What is known of a script that trains in a scratch copy."""
+    command = Command((sys.executable, script), folder)
+    with ScriptProcess(command, [{}], {}, folder / "runs", False) as process:
+        process.prepare(60.0, lambda _: None)
+        process.train(12, 60.0, lambda _: None, lead=0)
+        process.learn(lambda _: None)
+        return process.facts
 
 
 def hashes(folder: Path) -> dict[str, str]:
@@ -75,12 +78,15 @@ def leftovers(name: str) -> list[Any]:
     return [*found, *(one for one in running if name in " ".join(one.info["cmdline"] or ()))]
 
 
+# Trials of a run.
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the script and a run of it."""
     folder = tmp_path_factory.mktemp("recorded")
     name = f"waits{os.getpid()}.py"
-    (folder / name).write_text(SCRIPT)
+    (folder / name).write_text(SLOW)
     run(folder, "run", "--run", "base", "--", sys.executable, name, STEPS="40")
     return folder
 
@@ -89,9 +95,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def script(recorded: Path, tmp_path: Path) -> Path:
     """A copy of it."""
     shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
-    for path in tmp_path.glob(
-        "runs/base/*.json*"
-    ):  # the command, and the record with the places of the loader
+    # The command, and the record with the places of the loader.
+    for path in tmp_path.glob("runs/base/*.json*"):
         path.write_text(path.read_text().replace(str(recorded), str(tmp_path)))
     return next(tmp_path.glob("waits*.py"))
 
@@ -121,11 +126,13 @@ def test_threads_are_switched_in_one_process(script: Path, tmp_path: Path) -> No
     assert hashes(tmp_path) == before
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("change", few(["workload.size=tiny", "loader.workers=many", "loader.workers=0"], 1))
+@pytest.mark.parametrize("change", ["workload.size=tiny", "loader.workers=many", "loader.workers=0"])
 def test_what_cannot_be_tried_is_refused(
-    script: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: str
 ) -> None:
+    base = RunDir(tmp_path / "runs" / "base")
+    write(base, [(0.0, run_event(config={"loader": {"workers": 0}, "script": {}}))])
+    Command((sys.executable, str(written(tmp_path))), tmp_path).keep(base)
     assert status_of(["--runs", str(tmp_path / "runs"), "try", "base", "--set", change]) == 2
     assert change.partition("=")[0] in capsys.readouterr().err
 
@@ -143,90 +150,100 @@ def test_a_killed_trial_leaves_nothing(script: Path, tmp_path: Path) -> None:
     assert hashes(tmp_path) == before
 
 
-BESIDE = """import sys
-from pathlib import Path
-
-import torch
-from shared import size
-from torch import nn
-
-torch.manual_seed(0)
-model = nn.Linear(size(), 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-width = int(Path("../data/width.txt").read_text())
-for step in range(10**9):
-    optimizer.zero_grad()
-    loss = model(torch.randn(4, width)).square().mean()
-    loss.backward()
-    optimizer.step()
-    if len(sys.argv) > 1:
-        Path("../data/width.txt").write_text("9")
-"""
-
-
-@pytest.fixture
-def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a script that needs data and a package which are beside it."""
-    for name, text in (
-        ("lib/shared.py", "def size():\n    return 8\n"), ("data/width.txt", "8"), ("own/train.py", BESIDE),
-    ):  # fmt: skip
-        (tmp_path / name).parent.mkdir()
-        (tmp_path / name).write_text(text)
-    monkeypatch.setenv("PYTHONPATH", "../lib")
-    return tmp_path / "own"
-
-
-def trained(folder: Path, *words: str) -> SideFacts:
-    """What is known of a script that trains in a scratch copy."""
-    command = Command((sys.executable, "train.py", *words), folder)
-    with ScriptProcess(command, [{}], {}, folder / "runs", False) as process:
-        process.prepare(60.0, lambda _: None)
-        process.train(12, 60.0, lambda _: None, lead=0)
-        process.learn(lambda _: None)
-        return process.facts
-
-
 @pytest.mark.slow
-@pytest.mark.long
-def test_a_script_trains_with_files_and_packages_beside_its_folder(beside: Path) -> None:
-    before = hashes(beside.parent)
-    once, again = trained(beside), trained(beside)
+def test_a_script_trains_with_files_and_packages_beside_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("lib", "data", "own"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "lib/shared.py").write_text("SEED = 7\n")
+    (tmp_path / "data/seed.txt").write_text("8")
+    needs = 'import shared; torch.manual_seed(shared.SEED); random.seed(int(Path("../data/seed.txt").read_text()))'
+    written(tmp_path / "own", before=needs)
+    monkeypatch.setenv("PYTHONPATH", "../lib")
+    before = hashes(tmp_path)
+    once, again = trained(tmp_path / "own"), trained(tmp_path / "own")
     assert (once.items_per_step, once.item, once.of_tokens) == (4, [8], False)
-    assert hashes(beside.parent) == before
+    assert hashes(tmp_path) == before
     # Of the same steps, in every process; the first step is not seen whole.
     assert once.loss_steps == again.loss_steps and len(once.loss_steps) == LOSSES
     assert once.losses == again.losses and len(set(once.losses)) == LOSSES
     assert len(once.lengths_us) >= 12 and min(once.lengths_us) > 0
 
 
-@pytest.mark.long
-def test_a_script_that_writes_beside_its_folder_ends_before_it_does(beside: Path) -> None:
-    before = hashes(beside.parent)
-    with pytest.raises(ChildError, match="outside its folder"):
-        trained(beside, "writes")
-    assert hashes(beside.parent) == before
-
-
-UNSEEDED = """import random
-
-import torch
-from torch import nn
-
-model = nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-while True:
-    optimizer.zero_grad()
-    loss = (model(torch.randn(4, 8)) - random.random()).square().mean()
-    loss.backward()
-    optimizer.step()
-"""
+# What a scratch copy does not contain.
 
 
 @pytest.mark.slow
+def test_a_script_that_is_named_by_its_whole_path_writes_beside_its_copy(tmp_path: Path) -> None:
+    path = written(tmp_path, each='(Path(__file__).parent / "beside.txt").open("a").write("x")')
+    trained(tmp_path, str(path))
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+FORKED = """
+def work():
+    open({path!r}, "a").write("x")
+
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start()
+child.join()
+"""
+
+
 @pytest.mark.long
+@pytest.mark.parametrize(
+    ("does", "named"),
+    few(
+        [
+            ("subprocess.run(['sh', '-c', 'date >> {path}'])", "sh -c date"),
+            ("os.system('date >> {path}')", "date"),
+            ("socket.create_connection(('192.0.2.1', 9), 0.1)", "192.0.2.1:9"),
+            ("open({path!r}, 'a')", "outside its folder"),
+            (FORKED, "outside its folder"),
+        ],
+        1,
+    ),
+    ids=["program", "shell", "connection", "original", "forked"],
+)
+def test_what_a_trial_does_not_contain_ends_it_before(tmp_path: Path, does: str, named: str) -> None:
+    path = tmp_path / "outside.txt"
+    script = written(tmp_path, does.format(path=str(path)))
+    with pytest.raises(ChildError) as failed:
+        trained(tmp_path, str(script))
+    assert named in str(failed.value) and "--allow-side-effects" in str(failed.value)
+    assert not path.exists()
+
+
+@pytest.mark.long
+@pytest.mark.promise
+def test_what_a_run_started_at_its_end_is_named_before_a_trial(tmp_path: Path) -> None:
+    path = tmp_path / "outside.txt"
+    written(tmp_path, after=f"subprocess.run(['sh', '-c', 'date >> {path}'])")
+    run(tmp_path, "run", "--run", "base", "--", sys.executable, "train.py", STEPS="8")
+    before = path.read_text()
+    last = [event for event in events(tmp_path, "base") if isinstance(event, RunEvent)][-1]
+    assert last.config["script"]["outside"]["programs"] == [f"sh -c date >> {path}"]
+    done = run(tmp_path, "try", "base", "--set", "run.threads=1", status=2)
+    assert "sh -c date" in done.stderr and path.read_text() == before
+
+
+@pytest.mark.slow
+def test_a_command_that_is_tuned_is_refused_before_it_writes(tmp_path: Path) -> None:
+    path = tmp_path / "outside.txt"
+    script = written(tmp_path, f"open({str(path)!r}, 'a')")
+    words = shlex.split("tune --only threads --budget 5 --")
+    done = run(tmp_path, *words, sys.executable, str(script), status=2)
+    assert "outside its folder" in done.stderr and not path.exists()
+
+
+# The edit that makes a change trains before it is shown.
+
+
+@pytest.mark.slow
 @pytest.mark.budget(30)
 def test_starts_for_losses_have_the_same_seed(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(UNSEEDED)
+    written(tmp_path)
     command = Command((sys.executable, "train.py"), tmp_path)
 
     def losses(**change: Any) -> list[float]:
@@ -257,6 +274,19 @@ for epoch in range(10**9):
 CALL = "DataLoader(torch.randn(64, 8), sampler=range(64), **kwargs)"
 
 
+def why_not(path: Path, changes: dict[str, Any], edit: Edit) -> str:
+    """Why an edit is not shown, after it has trained in a scratch copy."""
+    before = path.read_text()
+
+    def start(edited: Any, expected: Any, change: Any) -> ScriptProcess:
+        command = Command((sys.executable, str(path)), path.parent)
+        return ScriptProcess(command, [change], {}, path.parent / "runs", False, edited, expected)
+
+    found = refusal(edit, changes, start, 1.0, lambda _: None)
+    assert path.read_text() == before
+    return found
+
+
 @pytest.mark.long
 @pytest.mark.budget(60)
 @pytest.mark.parametrize(
@@ -276,60 +306,10 @@ CALL = "DataLoader(torch.randn(64, 8), sampler=range(64), **kwargs)"
 def test_an_edit_is_shown_only_if_it_trains_as_the_change_does(
     tmp_path: Path, call: str, reason: str
 ) -> None:
-    path = tmp_path / "train.py"
+    path, changes = tmp_path / "train.py", {"loader.workers": 0}
     path.write_text(LOADED)
-    seen = {"script": {"loader": [str(path), 10]}}
-    edit = edit_of(seen, {"loader.workers": 0}, "cpu", path)
+    edit = edit_of({"script": {"loader": [str(path), 10]}}, changes, "cpu", path)
     if call:
         edit = replace(edit, after=LOADED.replace(CALL, call))
-    command = Command((sys.executable, str(path)), tmp_path)
-
-    def start(edited: Any, expected: Any, change: Any) -> ScriptProcess:
-        return ScriptProcess(command, [change], {}, tmp_path / "runs", False, edited, expected)
-
-    why = refusal(edit, {"loader.workers": 0}, start, 1.0, lambda _: None)
+    why = why_not(path, changes, edit)
     assert reason in why and bool(reason) == bool(why), why
-    assert path.read_text() == LOADED
-
-
-IMAGES = """import torch
-from torch import nn
-
-torch.manual_seed(0)
-model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-while True:
-    optimizer.zero_grad()
-    loss = model(torch.randn(4, 3, 8, 8)).square().mean()
-    loss.backward()
-    optimizer.step()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.budget(30)
-@pytest.mark.parametrize("effective", [True, False])
-def test_the_edit_of_a_memory_format_is_read_back(tmp_path: Path, effective: bool) -> None:
-    path, changes = tmp_path / "train.py", {"speed.channels_last": True}
-    path.write_text(IMAGES)
-    edit = edit_of({"script": {"optimizer": [str(path), 6]}}, changes, "cpu", path)
-    assert "model.to(memory_format=torch.channels_last)" in edit.after
-    if not effective:
-        edit = replace(edit, after=edit.after.replace("model.to(", "torch.zeros(1, 1, 1, 1).to("))
-    command = Command((sys.executable, str(path)), tmp_path)
-
-    def start(edited: Any, expected: Any, change: Any) -> ScriptProcess:
-        return ScriptProcess(command, [change], {}, tmp_path / "runs", False, edited, expected)
-
-    why = refusal(edit, changes, start, 1.0, lambda _: None)
-    assert ("speed.channels_last is false" in why) != effective and bool(why) != effective, why
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("text", few([IMAGES, UNSEEDED], 1), ids=["images", "numbers"])
-def test_a_run_tells_whether_the_model_has_convolutions(tmp_path: Path, text: str) -> None:
-    (tmp_path / "train.py").write_text(text.replace("while True", "for _ in range(40)"))
-    run(tmp_path, "run", "--run", "base", "--", sys.executable, "train.py")
-    last = [event for event in events(tmp_path, "base") if isinstance(event, RunEvent)][-1]
-    assert last.config["script"].get("convolutions", False) == (text is IMAGES)

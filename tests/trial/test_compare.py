@@ -12,7 +12,7 @@ import pytest
 from written_runs import ITEMS, STEPS, evaluation, run_event, sample, steady, window, windows, write_run
 
 from ndd_console.render.text import lines as text_lines
-from ndd_console.words.comparison import several_compared, two_compared
+from ndd_console.words.comparison import two_compared
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import Event, SampleEvent
 from ndd_engine.record.rundir import RunDir, Sources
@@ -74,19 +74,24 @@ def test_runs_that_differ_by_less_than_two_percent_are_not_called_faster(
     assert found.verdict not in ("faster", "slower")
 
 
-def test_runs_that_vary_more_than_they_differ_are_inconclusive(tmp_path: Path) -> None:
-    found = compared(
-        tmp_path, windows(steady(8, 1.0, noise=0.6)), windows(steady(8, 1.15, seed=3, noise=0.6))
-    )
-    assert found.verdict == "inconclusive"
-    assert found.slower_than(0.05) == "inconclusive"
-
-
-def test_two_windows_have_no_interval_and_so_no_verdict(tmp_path: Path) -> None:
-    found = compared(tmp_path, windows([1.0, 1.0]), windows([2.0, 2.0]))
-    assert found.speed.ratio == pytest.approx(0.5)
-    assert (found.speed.low, found.speed.high, found.verdict) == (None, None, "inconclusive")
-    assert found.slower_than(0.05) == "inconclusive"
+@pytest.mark.parametrize(
+    ("a", "b", "ratio"),
+    [
+        (
+            steady(8, 1.0, noise=0.6),
+            steady(8, 1.15, seed=3, noise=0.6),
+            None,
+        ),  # they vary more than they differ
+        ([1.0, 1.0], [2.0, 2.0], 0.5),  # too few for an interval
+    ],
+)
+def test_what_the_windows_do_not_show_is_inconclusive(
+    tmp_path: Path, a: list[float], b: list[float], ratio: float | None
+) -> None:
+    found = compared(tmp_path, windows(a), windows(b))
+    assert found.verdict == found.slower_than(0.05) == "inconclusive"
+    if ratio is not None:
+        assert (found.speed.ratio, found.speed.low, found.speed.high) == (pytest.approx(ratio), None, None)
 
 
 @pytest.mark.parametrize(("others", "called"), [(1.3, "inconclusive"), (0.1, "slower")])
@@ -99,14 +104,6 @@ def test_other_processes_beside_one_run_leave_no_verdict(tmp_path: Path, others:
     assert found.verdict == called
     assert found.disturbed == (called == "inconclusive") == any("processes" in why for why in found.unlike)
     assert found.slower_than(0.05) == called
-
-
-def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
-    a, other = (write_run(tmp_path / name, windows(steady(9, 1.0))) for name in ("a", "other"))
-    empty = write_run(tmp_path / "empty", [])
-    for runs, named in (((a, empty), "run empty"), ((a, a), "same run"), ((a, other, a), "same run")):
-        with pytest.raises(UsageError, match=named):
-            compare_several(runs)
 
 
 # What is left out.
@@ -191,25 +188,26 @@ def test_a_long_diff_is_cut_and_damaged_sources_cost_only_the_diff(tmp_path: Pat
     assert compare(*runs).diff == ()
 
 
-def test_what_only_one_run_sets_is_one_line(tmp_path: Path) -> None:
-    more = {"loader": {"workers": 2, "prefetch": 2, "persistent": True}, "batch": {"micro": 16}}
-    found = compared(tmp_path, windows([1.0] * 9), windows([1.0] * 9), config=more)
-    rows = "\n".join(text_lines(two_compared(found)))
-    assert "not set" not in rows and rows.count("only b sets loader.") == 1
-
-
-@pytest.mark.parametrize("other", [{"device_name": "another"}, {"items_per_step": 64}, {"host": "other"}])
-def test_what_is_not_alike_is_warned_of(tmp_path: Path, other: dict[str, object]) -> None:
-    found = compared(tmp_path, windows([1.0] * 9), windows([1.0] * 9), **other)
-    assert len(found.unlike) == 1 and found.verdict != "not comparable"
-
-
-@pytest.mark.parametrize("other", [{"workload": "eeg"}, {"parameters": 5}])
-def test_runs_of_different_models_have_no_verdict(tmp_path: Path, other: dict[str, object]) -> None:
+@pytest.mark.parametrize(
+    ("other", "comparable"),
+    [
+        ({"device_name": "another"}, True),
+        ({"items_per_step": 64}, True),
+        ({"host": "other"}, True),
+        ({"workload": "eeg"}, False),
+        ({"parameters": 5}, False),
+    ],
+)
+def test_what_is_not_alike_is_warned_of_and_other_models_have_no_verdict(
+    tmp_path: Path, other: dict[str, object], comparable: bool
+) -> None:
     found = compared(tmp_path, windows(steady(60, 1.0)), windows(steady(60, 3.0, seed=1)), **other)
-    assert found.verdict == "not comparable"
-    with pytest.raises(UsageError, match=r"^a and b"):
-        found.slower_than(0.05)
+    assert (found.verdict != "not comparable") == comparable
+    if comparable:
+        assert len(found.unlike) == 1
+    else:
+        with pytest.raises(UsageError, match=r"^a and b"):
+            found.slower_than(0.05)
 
 
 def test_losses_are_compared_at_the_same_number_of_items(tmp_path: Path) -> None:
@@ -239,7 +237,7 @@ def test_the_interval_of_equal_series_holds_one_about_as_often_as_it_says() -> N
     draw = random.Random(5)
     for alike, least in ((0.0, 0.92), (0.5, 0.90), (0.8, 0.86)):
         held = 0
-        for _ in range(300):
+        for _ in range(200):
             sides = []
             for _side in range(2):
                 level, series = draw.gauss(0, 1), []
@@ -249,7 +247,7 @@ def test_the_interval_of_equal_series_holds_one_about_as_often_as_it_says() -> N
                 sides.append(rate(series[warm_up(series) :]))
             found = ratio(*sides)
             held += found.low is not None and found.high is not None and found.low <= 1 <= found.high
-        assert held / 300 >= least
+        assert held / 200 >= least
 
 
 def test_a_rate_is_all_items_over_all_time_however_long_its_windows() -> None:
@@ -278,22 +276,5 @@ def test_each_run_is_compared_with_the_first(tmp_path: Path) -> None:
     assert body["baseline"]["run"] == "base"
     assert [each["run"]["run"] for each in body["candidates"]] == ["slow", "short", "other"]
     assert "losses" not in body["candidates"][0] and body["losses"][0]["share"] == 0.25
-    lines = text_lines(several_compared(found), 80)
-    begin = next(at for at, line in enumerate(lines) if "CI" in line)
-    shown = {line[:1]: line for line in lines[begin + 1 :][:4]}
-    for letter, word in (("A", "baseline"), ("B", "slower"), ("C", "faster"), ("D", "other")):
-        assert word in shown[letter]
-
-
-def test_many_runs_with_long_names_and_phases_fit_80_columns(tmp_path: Path) -> None:
-    names = [f"forward/a part with a long name {index}" for index in range(4)]
-    phases = {name: {"host_ns": 10**9, "device_ns": None} for name in names}
-    runs = [
-        write_run(
-            tmp_path / f"{'long' * 15}-{index:02d}",
-            [window((at + 1) * STEPS, 1.0 + index, 2.0, phases=phases) for at in range(12)],
-            config={"workload": {"data": "/a/very/long/path" * 12 + str(index)}}, device_name="GPU " * 9,
-        )
-        for index in range(15)
-    ]  # fmt: skip
-    assert max(map(len, text_lines(several_compared(compare_several(runs)), 80))) <= 80
+    with pytest.raises(UsageError, match="same run"):
+        compare_several((base, slow, base))

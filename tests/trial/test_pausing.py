@@ -30,14 +30,21 @@ HOLDER = """
 import sys, time
 from pathlib import Path
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.trial.trial import held
-with held([RunDir(Path(sys.argv[1]))]):
-    print("held", flush=True)
+from ndd_engine.trial.trial import alone, held
+what, folder = sys.argv[1], Path(sys.argv[2])
+say = lambda text: print(text, flush=True)
+with held([RunDir(folder)]) if what == "held" else alone("cpu", say, folder=folder):
+    say(what)
     time.sleep(600)
 """
-
-
 GONE = 4_194_999  # more than there are processes
+
+
+def holder(what: str, folder: Path) -> subprocess.Popen[str]:
+    """A process that holds a run ("held"), or measures ("alone"), until it is ended."""
+    return subprocess.Popen(
+        [sys.executable, "-c", HOLDER, what, str(folder)], stdout=subprocess.PIPE, text=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -98,25 +105,23 @@ def test_a_run_that_cannot_be_paused_is_not_measured_alongside(live: Run, tmp_pa
 
 @pytest.mark.long
 def test_a_run_goes_on_by_itself_when_its_holder_is_killed(live: Run) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(live.directory.path)], stdout=subprocess.PIPE, text=True
-    )
+    process = holder("held", live.directory.path)
     try:
-        assert holder.stdout is not None and holder.stdout.readline() == "held\n"
+        assert process.stdout is not None and process.stdout.readline() == "held\n"
         at = live.recorder.snapshot()
         assert at.status == "paused"
-        holder.kill()  # and nobody waits for it yet: it stays as a zombie
+        process.kill()  # and nobody waits for it yet: it stays as a zombie
         until(lambda: live.recorder.snapshot().step > at.step)
     finally:
-        holder.kill()
-        holder.communicate()
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("holder", ["1", 1.5, True, [1], GONE, -1])
-def test_a_holder_has_to_be_the_number_of_a_process(live: Run, holder: object) -> None:
+@pytest.mark.parametrize("pid", ["1", 1.5, True, [1], GONE, -1])
+def test_a_holder_has_to_be_the_number_of_a_process(live: Run, pid: object) -> None:
     with pytest.raises(UsageError, match="process"):
-        send(live.directory.control_socket, "pause", holder=holder)
+        send(live.directory.control_socket, "pause", holder=pid)
     assert live.recorder.snapshot().status == "training"
 
 
@@ -196,27 +201,11 @@ def test_a_trial_that_cannot_be_recorded_says_why(tmp_path: Path) -> None:
         record_trial(RunDir(tmp_path / "gone"), EVENT)
 
 
-ALONE = """
-import sys, time
-from pathlib import Path
-from ndd_engine.trial.trial import alone
-with alone("cpu", lambda text: print(text, flush=True), folder=Path(sys.argv[1])):
-    print("alone", flush=True)
-    time.sleep(600)
-"""
-
-
-def measuring(folder: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", ALONE, str(folder)], stdout=subprocess.PIPE, text=True, encoding="utf-8"
-    )
-
-
 @pytest.mark.long
 def test_one_trial_at_a_time_and_a_killed_one_lets_the_next_begin(tmp_path: Path) -> None:
-    first = measuring(tmp_path)
+    first = holder("alone", tmp_path)
     assert first.stdout is not None and first.stdout.readline() == "alone\n"
-    second = measuring(tmp_path)
+    second = holder("alone", tmp_path)
     try:
         assert second.stdout is not None
         assert str(first.pid) in second.stdout.readline()

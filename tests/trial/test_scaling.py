@@ -111,10 +111,10 @@ def two(ratio: float = 1.6, **more: Any) -> TrialEvent:
     )  # fmt: skip
 
 
-def scaled(bench: Bench, *counts: int, stop: threading.Event | None = None, **more: Any) -> ScalingState:
+def scaled(bench: Bench, *counts: int) -> ScalingState:
     kept: list[TrialEvent] = []
-    request = ScalingRequest(Base("x.toml", sets=SETS), counts, **more)
-    state = run_scaling(request, stop=stop, keep=kept.append, measure=bench, machine=machine(cores=4))
+    request = ScalingRequest(Base("x.toml", sets=SETS), counts)
+    state = run_scaling(request, keep=kept.append, measure=bench, machine=machine(cores=4))
     assert len(kept) == len(bench.requests)
     return state
 
@@ -134,7 +134,7 @@ def test_the_efficiency_is_the_ratio_over_that_of_the_ranks() -> None:
     assert body["scaling"] == "weak" and "16, 32, 64" in body["batch"]
     assert body["rows"][1]["exchange_s"] == pytest.approx(0.002)
     text = "\n".join(lines(scaling_blocks(state, "x.toml")))
-    assert "78 to 82" in text and "ms exchange" in text and "backward" not in text
+    assert "78 to 82" in text
 
 
 def test_what_is_lost_adds_up_to_what_is_missing() -> None:
@@ -157,9 +157,7 @@ def test_a_number_of_ranks_that_fails_does_not_end_the_others() -> None:
     state = scaled(Bench({"parallel.ranks=2": failing, "parallel.ranks=4": trial("faster", 2.0)}), 1, 2, 4)
     assert state.rows[1].efficiency is None and state.rows[2].efficiency is not None
     assert "no room" in "\n".join(lines(scaling_blocks(state, "x.toml")))
-
-
-def test_a_first_number_that_fails_ends_it_with_advice() -> None:
+    # If it is the first one, it ends them, with advice.
     text = "failed: the baseline itself fails: out of memory"
     bench = Bench({"parallel.ranks=2": trial("failed", None, text=text, base={}, change={})})
     state = scaled(bench, 1, 2, 4)
@@ -179,6 +177,6 @@ def test_a_stop_keeps_what_is_known() -> None:
     request = ScalingRequest(Base("x.toml", sets=SETS), (1, 2, 4))
     state = run_scaling(request, stop=stop, measure=measure, machine=machine(cores=4))
     assert state.stopped and state.rows[1].efficiency is not None and state.rows[2].trial is None
-    assert "n/a" in next(
-        line for line in lines(scaling_blocks(state, "x.toml")) if line.startswith("4 ranks")
+    assert any(
+        line.startswith("4 ranks") and "n/a" in line for line in lines(scaling_blocks(state, "x.toml"))
     )

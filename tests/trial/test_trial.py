@@ -1,47 +1,47 @@
-"""Trials of real runs in real processes: a planted fault is found, and every failure is a result."""
+"""Trials of real runs in real processes: a planted fault is found, also with several ranks, and failures are results.
+
+How the budget is used, what fails later and stops are in test_simulated_trials.py.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-import threading
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from tests.tiers import few
-from tests.waiting import children, lives, until
+from tests.waiting import LIMIT_S, lives, until
 from trial_help import descendants, measured, planted
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import UsageError
 from ndd_engine.run import Run
-from ndd_engine.text import size
 from ndd_engine.train.prepare import prepare_run
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.step.optimizers import Precision, make_precision, set_tf32
 from ndd_engine.train.training_run import TrainingRun
 from ndd_engine.trial import side as side_module
 from ndd_engine.trial.estimates import METHOD
-from ndd_engine.trial.outcome import Base, Parts, Progress, SideFacts, TrialRequest
+from ndd_engine.trial.outcome import Base, Parts, Progress, SideFacts
 from ndd_engine.trial.side import Own
-from ndd_engine.trial.trial import run_trial
 from ndd_watch.trying import gate
-
-SLOW = {"sleep": 0.002}
-FIXED = "workload.options.sleep=0.0"
 
 
 @pytest.mark.slow
 def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
     told: list[Progress] = []
-    event = measured(planted(tmp_path, **SLOW), FIXED, tell=told.append)
+    event = measured(planted(tmp_path, sleep=0.002), "workload.options.sleep=0.0", tell=told.append)
     assert event.verdict == "faster", event.text
     assert event.ratio is not None and event.low is not None and event.high is not None
     assert 2 < event.low <= event.ratio <= event.high
@@ -92,42 +92,6 @@ def test_a_candidate_that_fails_is_a_result(tmp_path: Path, fault: str) -> None:
     assert event.verdict == "out of memory", event.text
     assert "console.log" not in event.text
     assert event.ratio is None and event.abba_blocks == 0
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("fault", "change", "named"),
-    few([("huge", 'workload.options.fault=""', "baseline"), ("broken", "log.every_steps=1", "is broken")], 1),
-)
-def test_a_baseline_that_fails_is_not_blamed_on_the_candidate(
-    tmp_path: Path, fault: str, change: str, named: str
-) -> None:
-    event = measured(planted(tmp_path, fault=fault), change)
-    assert event.verdict == "failed" and event.abba_blocks == 0
-    assert named in event.text
-
-
-@pytest.mark.long
-def test_a_budget_that_is_too_small_says_what_is_needed(tmp_path: Path) -> None:
-    event = measured(planted(tmp_path), "batch.accumulation=2", budget_s=0.5)
-    assert event.verdict == "inconclusive" and event.ratio is None
-    assert "--budget" in event.text
-
-
-@pytest.mark.long
-def test_a_trial_can_be_stopped(tmp_path: Path) -> None:
-    stop = threading.Event()
-
-    def look(progress: Progress) -> None:
-        if progress.stage == "measuring":
-            stop.set()
-
-    before = children()
-    event = run_trial(TrialRequest(planted(tmp_path, **SLOW), ("batch.accumulation=2",)), look, stop)
-    assert event.verdict == "stopped"
-    assert event.abba_blocks == 0
-    assert event.change["prepare_s"] > 0 and size(event.change["peak_bytes"]) in event.text
-    assert children() <= before
 
 
 PARENT = """
@@ -249,3 +213,88 @@ def test_each_side_warms_up_with_its_own_tf32(tmp_path: Path, monkeypatch: pytes
     first, second = answers[-1]["sides"]
     # From the same state, after the other side has trained.
     assert len(first["losses"]) == 4 and first["losses"] == second["losses"][:4]
+
+
+# Several ranks.
+
+
+def shared(folder: Path, fault: str = "", ranks: int = 2, micro: int = 8) -> Base:
+    base = planted(folder, count=4096, fault=fault)
+    return replace(base, sets=(*base.sets, f"parallel.ranks={ranks}", f"batch.micro={micro}"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_a_setting_of_the_exchange_is_measured_with_all_ranks(tmp_path: Path) -> None:
+    event = measured(shared(tmp_path), "parallel.bucket_mb=100")
+    assert event.ratio is not None and event.pairs >= 1, event.text
+    for side in (event.base, event.change):
+        assert side["ranks"] == 2 and len(side["rank_peaks"]) == 2
+        assert side["items_per_step"] == 16 and len(side["losses"]) == 10
+        assert side["parts_ns"]["exchange"] > 0 and side["parts_ns"]["forward"] > 0
+    assert event.loss in ("same", "close"), event.loss_text
+    assert event.in_effect is not False
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_one_rank_is_compared_with_two_on_the_same_items(tmp_path: Path) -> None:
+    base = shared(tmp_path, "late", ranks=1, micro=16)
+    event = measured(base, "parallel.ranks=2", "batch.micro=8")
+    # The planted sleep is on the second rank only.
+    assert event.verdict == "slower", event.text
+    assert event.base["ranks"] == 1 and event.change["ranks"] == 2
+    assert event.base["parts_ns"].keys().isdisjoint({"exchange", "skew"})
+    # Of 20 ms each rank waits half on average.
+    assert event.change["parts_ns"]["skew"] > 5e6
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("fault", "verdict"),
+    few([("huge", "out of memory"), ("broken", "failed"), ("killed", "out of memory")], 1),
+)
+@pytest.mark.budget(40)
+def test_the_rank_that_fails_is_named(tmp_path: Path, fault: str, verdict: str) -> None:
+    event = measured(shared(tmp_path), f'workload.options.fault="{fault}"')
+    assert (event.verdict, "rank 1: " in event.text) == (verdict, True), event.text
+
+
+def scaling(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    planted(folder)
+    words = ("--runs", str(folder / "runs"), "scaling", "planted.toml", "--ranks", "1,2", *arguments)
+    return subprocess.Popen(
+        [sys.executable, "-m", "ndd_console", *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_two_ranks_against_one_on_the_command_line(tmp_path: Path) -> None:
+    process = scaling(tmp_path, "--budget", "120", "--json")
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == 0, err
+    found = json.loads(out)
+    first, second = found["rows"]
+    assert found["scaling"] == "weak" and first["effective_batch"] * 2 == second["effective_batch"] == 8
+    assert 0 < second["efficiency_low"] <= second["efficiency"] <= second["efficiency_high"]
+    assert second["exchange_s"] > 0 and len(second["rank_peak_bytes"]) == 2
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_ctrl_c_and_kill_of_scaling_leave_no_rank(tmp_path: Path, number: signal.Signals) -> None:
+    process = scaling(tmp_path, "--budget", "300")
+    assert process.stderr is not None
+    next(line for line in process.stderr if "measuring" in line and "ABBA" in line)
+    ranks = psutil.Process(process.pid).children(recursive=True)
+    assert len(ranks) >= 3
+    process.send_signal(number)
+    out, _ = process.communicate(timeout=LIMIT_S)
+    if number == signal.SIGINT:  # what is known is printed
+        assert process.returncode == 130 and "1 rank" in out and "2 ranks" in out
+    assert not psutil.wait_procs(ranks, 10)[1]

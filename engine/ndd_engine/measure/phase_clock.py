@@ -42,7 +42,7 @@ class Window:
         p50, p95, longest = _quantiles([*map(sum, self.rows), *self.wholes])
         return {
             "wall_ns": self.wall_ns, "phases": self.phases(), "step_p50_ns": p50, "step_p95_ns": p95,
-            "step_max_ns": longest, "device_steps": len(self.device),
+            "step_max_ns": longest, "device_steps": len(self.device), "timed_steps": len(self.rows),
         }  # fmt: skip
 
     def phases(self) -> dict[str, Json]:

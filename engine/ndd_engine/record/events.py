@@ -126,6 +126,7 @@ class WindowEvent(Event):
     profiler capture ran or a step was profiled; such windows are not used for rates. heap_bytes: in use by the heap of
     the process, with the tensors of the CPU, at the end of the window. kept_steps: earlier steps whose autograd graphs
     still exist then. passes: over the training data, that began in it; the first pass of the run is not counted.
+    timed_steps: steps that were timed by phase; the others were timed as a whole.
     skipped: updates that a gradient scaler left out in this window, since gradients were not finite; not those of the
     first steps, in which its scale settles. first_skipped: steps before the first of them, where it is known.
     skipping_since: if the last updates of the window were
@@ -160,6 +161,7 @@ class WindowEvent(Event):
     heap_bytes: Count | None = None
     kept_steps: Count = 0
     passes: Count = 0
+    timed_steps: Count = 0
     skipped: Count = 0
     first_skipped: Count | None = None
     skipping_since: Count | None = None

@@ -283,7 +283,7 @@ class Process:
             told = compared_steps(int(timed["shown"]), begin, NAMES, {row[0]: row[1:] for row in rows})
             cpu_ns = round(int(timed["cpu_ns"]) * told.wall_ns / max(wall_ns, 1))
             line["ranks"] = {**asdict(told), "cpu_ns": cpu_ns, "rss_bytes": timed["rss_bytes"]}
-        line |= {**window.figures(), "timed_steps": len(rows)}
+        line |= window.figures()
         self._end, self._shown, self._first_ns = end, int(timed["shown"]), self._first_ns + first_ns
         self._micro += line["micro_steps"]
         self._starts += line["passes"]
