@@ -133,7 +133,7 @@ UNPLANTED = {
     **dict.fromkeys(
         (
             "transfer", "launch-bound", "sync", "collectives", "queue-gaps", "gpu-idle", "throttling", "thrash",
-            "cudnn-benchmark", "data-parallel", "fragmentation",
+            "cudnn-benchmark", "data-parallel", "fragmentation", "tf32", "amp",
         ),
         "needs a GPU: `make gpu`",
     ),
