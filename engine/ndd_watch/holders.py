@@ -4,9 +4,8 @@ A look goes through the objects that Python's garbage collector knows: which con
 earlier look, and who has them. It runs no code of the script: types are compared exactly, and what is in an object is
 read as the collector reads it. It keeps numbers, never an object.
 
-torch records which lines allocate GPU memory, and its snapshot is written where running out of memory ends the script:
-the memory of the failed step is still in use then. torch's recording takes about 2 microseconds per allocation, which
-is why it is not on by itself.
+On request, torch records which lines allocate GPU memory, which takes about 2 microseconds per allocation. Its snapshot
+is written where running out of memory ends the script: the memory of the failed step is still in use then.
 """
 
 from __future__ import annotations

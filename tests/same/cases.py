@@ -5,7 +5,7 @@ The cases of a kind are in a text file. A case begins with `=== name`, and these
     run: COMMAND    of a shell; RUN marks what is observed (default: RUN python train.py)
     steps: 10 20    optimizer steps of each process that trains, where the script does not print them as "STEPS n";
                     "-" where they are not compared
-    after: 0.5      seconds to wait after its end before its files are compared
+    until: NAME     a file that a process of it writes after its end; the files are compared once it is there
     needs: NAME     a package without which it is skipped; several lines, several packages
     python: 3.12    the lowest version of Python for it
 
@@ -29,7 +29,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 KIT = HERE / "kit.py"
-_HEADERS = ("run", "steps", "after", "needs", "python")
+_HEADERS = ("run", "steps", "until", "needs", "python")
 # Seconds after which a command is said to hang, and how many more the console may take.
 _LIMIT_S, _CONSOLE_S = 60.0, 20.0
 # Between the two signals that end a command which hangs.
@@ -58,7 +58,7 @@ class Case:
     run: str
     files: Mapping[str, str]
     steps: tuple[int, ...] | None = None
-    after_s: float = 0.0
+    until: str = ""
     needs: tuple[str, ...] = ()
     python: tuple[int, int] = (3, 9)
 
@@ -113,7 +113,7 @@ def _case(kind: str, text: str) -> Case:
         given.get("run", ["RUN python train.py"])[0],
         {key: "\n".join(part) + "\n" for key, part in files.items()},
         None if steps is None else tuple(int(word) for word in steps[0].split() if word != "-"),
-        float(given.get("after", ["0"])[0]),
+        given.get("until", [""])[0],
         tuple(given.get("needs", ())),
         (int(major), int(minor)),
     )
@@ -142,8 +142,9 @@ def run_case(case: Case, observed: bool, folder: Path, python: str = sys.executa
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         (work / name).write_text(text, encoding="utf-8")
     status, out, errors = _run(_command(case, observed, runs), work, observed, python)
-    if case.after_s:
-        time.sleep(case.after_s)
+    end = time.monotonic() + _LIMIT_S
+    while case.until and not (work / case.until).exists() and time.monotonic() < end:
+        time.sleep(0.05)
     lines, said = split(errors, runs) if observed else (errors.splitlines(), [])
     kept = [plain(line, folder) for line in lines if line.strip()]
     found = Result(status, plain(out, folder), kept, _tree(work), said)

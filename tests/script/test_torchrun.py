@@ -164,8 +164,9 @@ def test_a_rank_with_slow_data_is_named_with_phase_and_line(recorded: Path) -> N
     phases_close(windows(recorded))
     # Rank 0 waits for its 80 ms, so this is skew and no exchange.
     assert ranks["skew_s"] > 0.02 and ranks["exchange_s"] > 0
-    last = events(recorded)[-1]
-    assert isinstance(last, EndEvent) and (last.status, last.step) == ("done", 90)
+    # A trial of this run, in another test, may follow.
+    last = next(event for event in reversed(events(recorded)) if isinstance(event, EndEvent))
+    assert (last.status, last.step) == ("done", 90)
 
 
 @pytest.mark.slow
