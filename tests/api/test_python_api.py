@@ -271,7 +271,7 @@ def test_memory_and_step_time_are_predicted() -> None:
     assert 0 < found.free_bytes <= found.total_bytes
     assert found.fits is True and found.nearest is None
     assert found.reliable is (found.reason == "")
-    assert 0 < found.step_s < 10 and found.parameters > 0
+    assert found.step_s > 0 and found.parameters > 0
 
 
 # docs/python-api.md

@@ -50,6 +50,9 @@ _END = re.compile(r"(?<=[.!?])[)\"'*_]*\s+(?=[\"'(*_]*[A-Z0-9`]|[a-z0-9_*]+(?:, 
 _ABBREVIATION = re.compile(r"\b(e\.g|i\.e|vs|etc|cf)\.")
 
 
+_COMMENTS = re.compile(r"(?:^ *# (?!type: |noqa|fmt: ).*\n)+", re.MULTILINE)
+
+
 def long_sentences(text: str) -> list[str]:
     text = _LINK.sub(r"\1", _CODE.sub("`code`", _NOT_PROSE.sub("\n\n", text)))
     cells = (
@@ -63,8 +66,13 @@ def long_sentences(text: str) -> list[str]:
     return [sentence for sentence in sentences if len(re.findall(r"\S*\w\S*", sentence)) > WORDS]
 
 
-def docstrings(path: Path) -> Iterator[str]:
-    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+def prose(path: Path) -> Iterator[str]:
+    """The docstrings of a Python file, and the comments of any file: lines that follow one another, and stand alone."""
+    text = path.read_text("utf-8")
+    yield from (re.sub(r"^ *# ?", "", block, flags=re.MULTILINE) for block in _COMMENTS.findall(text))
+    if path.suffix != ".py":
+        return
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             yield inspect.cleandoc(ast.get_docstring(node, clean=False) or "")
 
@@ -92,15 +100,16 @@ def test_no_sentence_of_a_help_text_is_long() -> None:
 
 
 @pytest.mark.long
-def test_no_sentence_of_a_docstring_is_long() -> None:
+def test_no_sentence_of_a_docstring_or_a_comment_is_long() -> None:
     assert long_sentences("word " * WORDS + "end.") and not long_sentences(
         "word " * (WORDS - 1) + "end. Another."
     )
     found = {
         str(path.relative_to(ROOT)): long
         for folder in FOLDERS
-        for path in (ROOT / folder).rglob("*.py")
-        if (long := [sentence for text in docstrings(path) for sentence in long_sentences(text)])
+        for path in (ROOT / folder).rglob("*.*")
+        if path.suffix in (".py", ".toml")
+        and (long := [sentence for text in prose(path) for sentence in long_sentences(text)])
     }
     assert not found
 

@@ -85,7 +85,7 @@ report(trainer.state.global_step, 0)
 """
 
 # Importing these packages takes minutes on a busy machine.
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 
 def python(folder: Path, *command: str) -> str:

@@ -123,7 +123,7 @@ def test_available_memory_and_share_of_a_quota_are_the_groups(
     (root / "sys/fs/cgroup/job/cpu.stat").write_text("usage_usec 1050000\nuser_usec 1\n")
     body = counters.read()
     assert body["memory_available_bytes"] == 2 << 30 and body["memory_limit_bytes"] == 4 << 30
-    assert 20 < body["cpu_percent"] <= 50.5  # 0.05 s of 0.2 s at half a core, were the pause exact
+    assert 0 < body["cpu_percent"] <= 50.5  # 0.05 s in 0.2 s or more, of half a core
 
 
 @pytest.fixture

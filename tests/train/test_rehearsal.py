@@ -204,6 +204,7 @@ def test_what_would_take_long_is_left_out() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Workload, "forward", slow)
+        patch.setattr(rehearsal, "SLOW_NS", 60e9)
         event = rehearse(stepper, batches.sample(), Baseline(batches.sample, 1e3, 2)).baseline
         patch.setattr(rehearsal, "SLOW_NS", 0.3e9)
         slower = rehearse(stepper, batches.sample(), Baseline(batches.sample, 1e3, 2)).baseline

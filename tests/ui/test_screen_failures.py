@@ -2,57 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from ndd_console.app import ConsoleApp, ScreenApp, TuningApp, WizardApp
-from ndd_console.screens import home, live, pages, trial, tuning, wizard
+from ndd_console.screens.base import KeyScreen
 from ndd_console.sessions.hosting import report_failure
+from ndd_console.view.style import PLAIN
 
-from .fake_sources import FakeHome, FakeSource, FakeTrials
-from .fake_tuning import MEASURING, FixedTuning
-from .fake_wizard import FakeWizard
-from .pilots import press, text_of
+from . import serve
+from .pilots import text_of
 
-
-def on_live() -> ConsoleApp:
-    return ConsoleApp(FakeSource(owned=False, tries=FakeTrials()), None)
-
-
-# The module and the function that draw a screen, the app, and the keys that open the screen.
-SCREENS: dict[str, tuple[ModuleType, str, Callable[[], ScreenApp], str]] = {
-    "live": (live, "live_rows", on_live, ""),
-    "page": (pages, "help_lines", on_live, "?"),
-    "trial": (trial, "heading", on_live, "t"),
-    "home": (home, "entries", lambda: ConsoleApp(None, FakeHome()), ""),
-    "wizard": (wizard, "machine_rows", lambda: WizardApp(FakeWizard()), ""),
-    "tuning": (tuning, "table", lambda: TuningApp(FixedTuning(MEASURING)), ""),
-}
+# Two are no screens of ours, or have nothing but fixed words: the palette and a question.
+SCREENS = [name for name in serve.SCREENS if name not in ("palette", "question")]
 
 
 @pytest.mark.parametrize("name", SCREENS)
 async def test_an_error_while_drawing_is_shown_and_reported(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    module, drawn_by, make, keys = SCREENS[name]
-
     def broken(*_: Any) -> Any:
         raise ZeroDivisionError("a width of \x1b[31mzero")
 
-    monkeypatch.setattr(module, drawn_by, broken)
-    app = make()
+    scene = serve.SCREENS[name]
+    app = scene.app(PLAIN)
     assert report_failure(app) == 0 and capsys.readouterr().err == ""
     async with app.run_test(size=(80, 24)) as pilot:
-        await pilot.pause()
-        await press(pilot, *keys)
-        await pilot.pause()
+        await serve.press(pilot, scene.keys)
+        screen = app.screen
+        assert isinstance(screen, KeyScreen)
+        monkeypatch.setattr(type(screen), "draw", broken)
+        for _ in range(2):
+            screen.paint()
+            await pilot.pause()
         text = text_of(app)
         assert "ZeroDivisionError" in text and r"\x1b[31mzero" in text
-        await press(pilot, "p")
-        await pilot.pause()
         assert len(app.failures) == 1
         app.leave()
     assert app.return_value == "quit" and report_failure(app) == 1
