@@ -15,8 +15,17 @@ from benchmarks.whole_runs import SIDES, measure
 ROOT = Path(__file__).parents[2]
 # Needs Lightning and Accelerate, which the tests do without.
 OWN_ENVIRONMENT = "rivals"
-# A screen and a script. The others are slow.
-OFTEN = {"screen", "observe"}
+# Ranks, or several scripts: these are slow.
+SELDOM = {
+    "others",
+    "leaks",
+    "ranks_memory",
+    "ranks_late",
+    "ranks_loop",
+    "ranks_faults",
+    "script_faults",
+    "steps",
+}
 
 
 @pytest.mark.long
@@ -24,7 +33,7 @@ OFTEN = {"screen", "observe"}
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=() if name in OFTEN else pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.slow if name in SELDOM else ())
         for name in NAMES
         if name != OWN_ENVIRONMENT
     ],
@@ -87,6 +96,6 @@ def test_all_sides_take_turns(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_side_that_fails_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     before = {*psutil.Process().children(recursive=True)}
-    with pytest.raises(RuntimeError, match="traceml run: its process ended with status 1: no traceml"):
+    with pytest.raises(RuntimeError, match=r"(?s)traceml run: its process ended with status 1: .*no traceml"):
         measure(Options(effort="smoke", traceml=environment(tmp_path, True)))
     assert {*psutil.Process().children(recursive=True)} <= before
