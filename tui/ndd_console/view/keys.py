@@ -47,7 +47,7 @@ NEEDS: dict[str, str] = {
     "idle": "wait until the work has ended, or stop it with b",
     "marked": "mark a proposal first, with space",
     "measured": "there is no result yet",
-    "more time": "more time is offered after an inconclusive result",
+    "more time": "more time is offered before a trial, and after an inconclusive result",
     "proposal": "no proposed change is selected",
     "ranks": "this run has one rank",
     "run": "select a run first",
