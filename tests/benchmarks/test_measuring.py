@@ -125,7 +125,7 @@ def test_the_bare_loop_and_the_engine_do_the_same_work() -> None:
         for side in sides:
             seed(config.run.seed)
             losses.append(first_losses(side, 10))
-            assert 0 < seconds(side, 1, 5) < 60
+            assert seconds(side, 1, 5) > 0
         assert len(losses[0]) == 10
         assert losses[0] == losses[1]
 

@@ -23,6 +23,7 @@ from typing import Any, NoReturn, TextIO
 
 from ndd_console.view.style import Look
 from ndd_console.widgets.foreground import allow_background, terminal_mode
+from ndd_console.words.run import resume_text
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED
 
 
@@ -277,7 +278,7 @@ def _restore(what: str, run: str, before: list[Any] | None) -> None:
         with contextlib.suppress(termios.error):
             termios.tcsetattr(0, termios.TCSANOW, before)
     terminal.write(f"ndd-console: {what}")
-    terminal.write(f"; resume with: ndd-console train --resume {run}\n" if run else "\n")
+    terminal.write(f"; {resume_text(run)}\n" if run else "\n")
 
 
 def _die_with_parent(wanted: bool) -> None:

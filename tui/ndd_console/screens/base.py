@@ -258,12 +258,17 @@ class WidgetScreen(KeyScreen):
     def say(self, text: str, style: str = "accent") -> None:
         """Show a message above the footer; "" for none."""
         self.message = (text, style)
+        if text in NEEDS.values():
+            self._forget_later(text)
         self.paint()
 
     def copy(self, text: str, message: str) -> None:
         """Copy a text to the clipboard of the terminal, and say so for a while."""
         self.app.copy_to_clipboard(text)
         self.say(message)
+        self._forget_later(message)
+
+    def _forget_later(self, message: str) -> None:
         self.set_timer(MESSAGE_S, lambda: self.say("") if self.message[0] == message else None)
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:

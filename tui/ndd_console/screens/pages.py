@@ -288,7 +288,7 @@ class OutputLog(RichLog):
         super().__init__(min_width=1, wrap=True, markup=False, highlight=False, auto_scroll=False)
         self._texts: deque[tuple[int, str]] = deque(maxlen=_MOST_LINES)  # (first row, line)
         self._wrapped_at = 0
-        self._searched = ""
+        self.searched = ""
 
     def add(self, lines: list[str]) -> None:
         at_end = self.scroll_offset.y >= self.max_scroll_y
@@ -300,8 +300,8 @@ class OutputLog(RichLog):
         for line in lines:
             self._texts.append((len(self.lines), line))
             text = Words(line, overflow="fold")
-            if self._searched:
-                text.highlight_words([self._searched], "reverse", case_sensitive=False)
+            if self.searched:
+                text.highlight_words([self.searched], "reverse", case_sensitive=False)
             self.write(text)
 
     def on_resize(self, event: events.Resize) -> None:
@@ -318,13 +318,13 @@ class OutputLog(RichLog):
         self._put(texts)
 
     def search(self, text: str) -> None:
-        self._searched = text
+        self.searched = text
         self._put_again()
 
     @property
     def places(self) -> list[int]:
         """The first rows of the lines that contain what is searched."""
-        text = self._searched.casefold()
+        text = self.searched.casefold()
         return [row for row, line in self._texts if text and text in line.casefold()]
 
 
@@ -338,7 +338,6 @@ class LogScreen(WidgetScreen):
     def __init__(self, look: Look, source: RunSource) -> None:
         super().__init__(look, OutputLog())
         self._log = source.log()
-        self._searched = ""
         self._place = 0  # of the match on the screen
 
     def has(self, need: str) -> bool:
@@ -358,7 +357,6 @@ class LogScreen(WidgetScreen):
     def _search(self, text: str | None) -> None:
         """Show the newest match."""
         if text:
-            self._searched = text
             self.body.search(text)
             self._go(len(self.body.places) - 1)
 
@@ -370,9 +368,9 @@ class LogScreen(WidgetScreen):
 
     def _go(self, place: int) -> None:
         places = self.body.places
-        text = foreign(self._searched)
+        text = foreign(self.body.searched)
         if not places:
-            self.say(f"no line contains {text!r}" if text else "")
+            self.say(f"no line contains {text!r}")
             return
         self._place = min(max(place, 0), len(places) - 1)
         self.body.scroll_to(y=places[self._place], animate=False)

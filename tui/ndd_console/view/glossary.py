@@ -27,7 +27,6 @@ _GROUPS = {
         "micro-step": "forward and backward pass of one micro-batch",
         "2 micro 27.3": "2 micro-steps per step, of 27.3 ms each",
         "step": "one optimizer step: all its micro-steps and the update",
-        "micro x accum.": "micro-batch size and micro-steps per step",
         "epoch": "one pass over the training data",
         "warnings": "number of warnings so far; see the log (key l)",
         "left": "estimated time until the run ends",
@@ -101,8 +100,8 @@ _GROUPS = {
         "61 °C, 212/320 W": "GPU temperature, power draw and power limit",
         "MHz": "clock of the GPU's multiprocessors (SM)",
         "throttled": "the GPU reduces its clocks, with the reason",
-        "cpu": "utilization of all cores that the run may use",
-        "process": "CPU use of the run; 100 % is one core",
+        "cpu": "cores in use by all processes, of those that the run may use",
+        "run": "cores in use by the run, with its loader workers",
         "workers": "running data loader processes",
         "cores": "load of each core, one character per core",
     },
@@ -145,7 +144,6 @@ _GROUPS = {
         "<1 %": "more than 0 and less than 0.5 %",
         "✔ ✖ ·": "settings: in effect, not in effect, not requested",
         "█ ▒ ░": "memory: used by this run, by others, free",
-        "▸": "the selected entry",
     },
 }
 # (title of the group, ((term, definition), ...)).

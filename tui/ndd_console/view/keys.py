@@ -52,14 +52,14 @@ NEEDS: dict[str, str] = {
     "ranks": "this run has one rank",
     "run": "select a run first",
     "result": "there is no result to write, or it is written already",
-    "search": "search for a text first, with /",
+    "search": "nothing is found yet: search for a text with /",
     "setting": "no setting is selected",
     "startable": "only configurations and workloads can be started; press enter to open a run",
     "table page": "this key works on the page of the trade-offs",
     "training": "the run is still being prepared",
     "training here": "a configuration cannot be trained from here",
     "values": "this run logs no values of its own",
-    "wizard": "the wizard cannot start from this run",
+    "wizard": "the wizard starts from a configuration or a workload, not from this entry",
 }
 _STEERED = ("commands", "training")
 

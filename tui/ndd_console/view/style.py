@@ -28,7 +28,6 @@ COLOUR: dict[str, Style] = {
     "others": Style(color="magenta"),
     "trend": Style(color="cyan"),
     "key": Style(bold=True),
-    "select": Style(reverse=True),
 }
 
 MONOCHROME: dict[str, Style] = {
@@ -39,7 +38,6 @@ MONOCHROME: dict[str, Style] = {
     "warn": Style(bold=True),
     "bad": Style(bold=True, reverse=True),
     "key": Style(bold=True),
-    "select": Style(reverse=True),
 }
 
 
@@ -86,7 +84,7 @@ def status_span(status: str) -> Span:
 
 _ASCII = str.maketrans(
     {
-        **dict(zip("●◐‖■✔✖▸", "*o=#+x>", strict=True)),
+        **dict(zip("●◐‖■✔✖", "*o=#+x", strict=True)),
         **dict(zip("━╸─│╭╮╰╯├┤┼", "=>-|++++[]+", strict=True)),
         **dict(zip("█▉▊▋▌▍▎▏▓▒░", "#####   Xx.", strict=True)),
         **dict(zip("▁▂▃▄▅▆▇▔", "_.-=+*%-", strict=True)),

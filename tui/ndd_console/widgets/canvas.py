@@ -125,7 +125,7 @@ class Canvas(Patched):
             code = ""
             for text, style in cut(self._rows[y], x1, x2):
                 wanted = self._codes[style]
-                if wanted != code and not (code == "" and text.isspace() and style != "select"):
+                if wanted != code and not (code == "" and text.isspace()):
                     out.append("\x1b[0m" + wanted if code else wanted)
                     code = wanted
                 out.append(text)
