@@ -168,7 +168,8 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         """Give the widgets their content."""
         raise NotImplementedError
 
-    def draw_failure(self, rows: list[Row]) -> None:
+    def show_rows(self, rows: list[Row]) -> None:
+        """Show these rows in place of the screen, such as those about an error."""
         raise NotImplementedError
 
     def paint(self) -> None:
@@ -179,7 +180,7 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         try:
             self.draw(width, height)
         except Exception as error:  # noqa: BLE001  the user needs a screen to leave, and an explanation
-            self.draw_failure(self._failed(error, width, height))
+            self.show_rows(self._failed(error, width, height))
         if self._on_painted is not None:
             painted, self._on_painted = self._on_painted, None
             self.call_after_refresh(painted)
@@ -284,7 +285,7 @@ class WidgetScreen(KeyScreen):
         self.bar.show([footer_row(self.key_words(), inner, self.early_words())])
         self._instead.display = False
 
-    def draw_failure(self, rows: list[Row]) -> None:
+    def show_rows(self, rows: list[Row]) -> None:
         self._instead.show(rows)
         self._instead.display = True
 

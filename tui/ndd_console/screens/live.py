@@ -116,9 +116,9 @@ class LiveScreen(KeyScreen):
 
     def draw(self, width: int, height: int) -> None:
         self._drawn = (self._snapshot, self._state())
-        self.draw_failure(live_rows(*self._drawn, width, height))
+        self.show_rows(live_rows(*self._drawn, width, height))
 
-    def draw_failure(self, rows: list[Row]) -> None:
+    def show_rows(self, rows: list[Row]) -> None:
         self.canvas.show(ascii_rows(rows) if self.look.ascii_only else rows)
 
     def _state(self) -> LiveState:
