@@ -465,10 +465,6 @@ _ROWS = (
         "speed.flush_denormal", "denormal numbers as zero", FlushDenormal, "",
         Statement("{torch}.set_flush_denormal({value})"), ARITHMETIC,
         Once("flush-denormal", missing=lambda here: "the GPU computes" if here.gpu else ""),
-        Idea(
-            "true", "try zero for denormal numbers: a CPU may compute slowly with them",
-            lambda gpu, now: not gpu and now is False,
-        ),
     ),
     # Compiler.
     Row(
