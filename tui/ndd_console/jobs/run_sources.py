@@ -26,7 +26,7 @@ from ndd_engine.run import Run
 from ndd_engine.text import MISSING, number, printable
 from ndd_engine.train.started_ranks import StartedRanks
 
-from .folder import StartRow, details, folder_rows
+from .folder import StartRow, folder_rows
 from .log_tail import LogTail
 from .trials import RunTrials, ScriptTrials
 
@@ -320,9 +320,6 @@ class HomeFolder:
 
     def workloads(self) -> list[StartRow]:
         return [*folder_rows(), *built_in_rows()]
-
-    def details(self, row: StartRow) -> tuple[str, ...]:
-        return details(row)
 
 
 def run_row(directory: RunDir) -> tuple[RunRow, str]:

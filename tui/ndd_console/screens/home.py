@@ -129,7 +129,7 @@ class HomeScreen(WidgetScreen):
         if isinstance(chosen, RunRow):
             self.console.open_run(chosen)
         elif chosen is not None:
-            self.app.push_screen(StartScreen(self.look, chosen, self._home, self._start))
+            self.app.push_screen(StartScreen(self.look, chosen, self._start))
 
     def action_start(self) -> None:
         self._start(self.body.chosen)

@@ -209,7 +209,7 @@ class TrialScreen(WidgetScreen):
             self.show(progress=job.progress)
         elif job is not None:
             self._job, self.message = None, ("", "text")
-            self.show(stage="result", stopping=False, saved="", result=job.result, problem=job.problem)
+            self.show(stage="result", stopping=False, saved="", result=job.result, problem=job.failed())
         elif self._refusal and self.view.stage == "choose":
             before, self._refusal = self._refusal, self._trials.refusal()
             if self.view.problem == before != self._refusal:  # what refused the trial may have ended

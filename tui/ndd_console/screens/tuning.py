@@ -89,7 +89,7 @@ class TuningScreen(WidgetScreen):
 
     def look_again(self) -> None:
         source = self._source
-        before, self._drawn = self._drawn, (source.state, source.problem, source.saved)
+        before, self._drawn = self._drawn, (source.state, source.failed(), source.saved)
         if self._drawn != before:
             self.paint_if_current()
 
@@ -105,8 +105,8 @@ class TuningScreen(WidgetScreen):
             if place != self._current:
                 self._current = place
                 self.body.choose(place)
-        if source.problem:
-            return top, [BLANK, *paragraph(source.problem, width, "bad", max(height // 2, 1))]
+        if problem := source.failed():
+            return top, [BLANK, *paragraph(problem, width, "bad", max(height // 2, 1))]
         if state is None:
             return top, [BLANK, (("starting…", "accent"),)]
         if not state.done:
@@ -122,12 +122,12 @@ class TuningScreen(WidgetScreen):
     @property
     def _over(self) -> bool:
         state = self._source.state
-        return bool(self._source.problem) or (state is not None and state.done)
+        return bool(self._source.failed()) or (state is not None and state.done)
 
     def has(self, need: str) -> bool:
         if need == "setting":
             return self.body.chosen is not None
-        return self._over and not self._source.problem and not self._source.saved
+        return self._over and not self._source.failed() and not self._source.saved
 
     def action_open(self) -> None:
         """Show what the table cuts or leaves out at this width."""
