@@ -12,7 +12,7 @@ from ndd_engine.diagnose.process_rules import milliseconds, subject
 from ndd_engine.record.event import ASIDES, Ranks, RanksEvent
 from ndd_engine.record.events import EndEvent, RunEvent, SettingEvent, WorkEvent
 from ndd_engine.record.figures import bad_loss_text
-from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.rundir import RunDir, resume_text
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, counted, duration, finite, foreign, number, plural, printable, rate, size
 
@@ -381,10 +381,6 @@ def versions_text(run: RunEvent) -> str:
 def metrics_text(metrics: Mapping[str, float | None]) -> str:
     """ "loss 1.520, bits 2.19"."""
     return ", ".join(f"{name} {number(value, 4)}" for name, value in metrics.items()) or MISSING
-
-
-def resume_text(name: str) -> str:
-    return f"resume with: ndd-console train --resume {name}"
 
 
 def end_text(snapshot: Snapshot) -> str:

@@ -52,7 +52,7 @@ from ndd_engine.errors import (
 )
 from ndd_engine.record.events import EndEvent, Event
 from ndd_engine.record.file import Recorder, RunReader
-from ndd_engine.record.rundir import RunDir, RunLock
+from ndd_engine.record.rundir import RunDir, RunLock, resume_text
 from ndd_engine.text import counted, printable
 
 if TYPE_CHECKING:
@@ -444,8 +444,7 @@ def record_end(run: RunDir, end: EndEvent) -> None:
         snapshot = reader.snapshot()
         how = ""
         if end.status == "failed" and (saved := snapshot.checkpoint) is not None:
-            resume = f"resume with: ndd-console train --resume {run.name}"
-            how = f"; the last checkpoint is step {saved.mark.step:,}; {resume}"
+            how = f"; the last checkpoint is step {saved.mark.step:,}; {resume_text(run.name)}"
         recorder = Recorder(run.events, reader.state)
         recorder.start()
         recorder.put(replace(end, reason=end.reason + how, step=snapshot.step))
