@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ndd_engine.errors import UsageError
+from ndd_engine.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, INTERRUPTED, TERMINATED, UsageError
 from ndd_engine.record.rundir import NAME, runs_root
 
 from .completion import sets, workload_names
@@ -116,5 +116,5 @@ def group(status: str, *examples: str) -> Callable[[Callable[..., Any]], click.G
 
 def _epilog(status: str, examples: Sequence[str], stops: bool = False) -> str:
     shown = "\n".join(f"  ndd-console {line}" for line in examples)
-    stopped = ", 130 interrupted (Ctrl-C), 143 terminated (SIGTERM)" if stops else ""
+    stopped = f", {EXIT_INTERRUPTED} {INTERRUPTED}, {EXIT_TERMINATED} {TERMINATED}" if stops else ""
     return f"\b\nExamples:\n{shown}\n\nExit status: {status}{stopped}."

@@ -15,7 +15,7 @@ import ndd_profiles
 from ndd_console.words.blocks import Block, Text, moment
 from ndd_console.words.machine import machine_blocks
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
-from ndd_engine.errors import NddError, UsageError, error_text
+from ndd_engine.errors import INTERRUPTED, NddError, UsageError, error_text
 from ndd_engine.files import write_text
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, TrialEvent
@@ -174,7 +174,7 @@ class EngineSource(RunSource):
         control, self._refused = self.run.control, None
         if action in ("interrupt", "kill"):
             command = "stop" if action == "interrupt" else "kill"
-            control.request(command, "interrupted (Ctrl-C)", "interrupted")
+            control.request(command, INTERRUPTED, "interrupted")
             return
         try:
             control.request(action, "stopped from the console")

@@ -10,6 +10,7 @@ from ndd_console.view.keys import TUNING_KEYS, Key
 from ndd_console.view.rows import BLANK, Entry, aligned, paragraph, rule
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import RowList
+from ndd_console.words.stopping import TUNING_STOPPING
 from ndd_console.words.trial import COLUMNS, VERDICTS, setting_texts
 from ndd_engine.text import duration, foreign
 
@@ -110,7 +111,7 @@ class TuningScreen(WidgetScreen):
         if state is None:
             return top, [BLANK, (("starting…", "accent"),)]
         if not state.done:
-            stage = "stopping; results so far are kept" if self._stopping else state.stage
+            stage = TUNING_STOPPING if self._stopping else state.stage
             if state.progress is None:
                 return top, [BLANK, ((f"{foreign(stage)}…", "accent"),)]
             return top, [BLANK, *progress_rows(state.progress, stage, width, plot=height >= 18)]

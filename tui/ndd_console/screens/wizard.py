@@ -14,6 +14,8 @@ from ndd_console.view.rows import BLANK, Entry, aligned, cells, ends, fit, parag
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList
 from ndd_console.words.blocks import Block
+from ndd_console.words.machine import DETECTING
+from ndd_console.words.stopping import STOPPING
 from ndd_console.words.wizard import COLUMNS, applicable, remark
 from ndd_engine.errors import NddError
 from ndd_engine.text import MISSING, duration, foreign, number, size
@@ -32,7 +34,7 @@ _BEFORE: dict[Page, Page] = {
 }  # fmt: skip
 _LISTS = ("workload", "goal", "trade-offs", "verify")  # pages whose body is a list; the others are text
 _NEXT = {"goal": "probe", "probing": "retry", "trade-offs": "file", "verify": "file"}
-_STOPPING = "stopping…"
+_STOPPING = f"{STOPPING}…"
 _PLOT = 10  # rows of the plot
 _CONTINUED = "    "  # before what follows of a long line
 MARKED, BEST = "✔", "●"  # marked for measurement; on the Pareto front
@@ -57,7 +59,7 @@ def trail(page: Page, width: int) -> Row:
 
 def machine_rows(machine: Sequence[Block] | None, width: int) -> list[Row]:
     if machine is None:
-        return [(("detecting the hardware…", "dim"),)]
+        return [((DETECTING, "dim"),)]
     return [rule("this machine", width), *block_rows(machine, width)]
 
 

@@ -314,7 +314,6 @@ def phases_table(snapshot: Snapshot, ranks: Ranks) -> Table:
 
 # In the summary of a run.
 MOST_FINDINGS = 3
-STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
 LOST = "the process ended unexpectedly (kill -9 or power loss?)"
 
 

@@ -44,6 +44,8 @@ from ndd_engine.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
+    INTERRUPTED,
+    TERMINATED,
     NddError,
     RunLockedError,
     UsageError,
@@ -583,9 +585,9 @@ def _words(rank: int, pid: int, code: int) -> str:
 def _end(stopped: int | None, failures: Sequence[str], restarts: int) -> EndEvent:
     """The end of a run whose ranks recorded none."""
     if stopped == signal.SIGTERM:
-        return EndEvent("terminated", "terminated (SIGTERM), immediately", 0, EXIT_TERMINATED)
+        return EndEvent("terminated", f"{TERMINATED}, immediately", 0, EXIT_TERMINATED)
     if stopped is not None:
-        return EndEvent("interrupted", "interrupted (Ctrl-C), immediately", 0, EXIT_INTERRUPTED)
+        return EndEvent("interrupted", f"{INTERRUPTED}, immediately", 0, EXIT_INTERRUPTED)
     again = f" after {counted(restarts, 'restart')}" if restarts and failures else ""
     text = failures[0] if failures else "the ranks ended without saying why"
     return EndEvent("failed", f"{text}{again}; see console.log", 0, EXIT_FAILED)
