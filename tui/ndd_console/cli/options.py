@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper
+from inspect import cleandoc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
@@ -14,9 +15,10 @@ import click
 from ndd_engine.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, INTERRUPTED, TERMINATED, UsageError
 from ndd_engine.record.rundir import NAME, runs_root
 
-from .completion import sets, workload_names
+from .completion import run_names, sets, workload_names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_RUN = "RUN is the name of a run or the path of its folder (default: the newest live run, otherwise the newest run)."
 
 
 class Asked(SimpleNamespace):
@@ -94,6 +96,12 @@ def _run_name(ctx: click.Context, param: click.Parameter, name: str | None) -> s
             "or a digit"
         )
     return name
+
+
+def run_argument(command: Command) -> Command:
+    """The argument RUN, passed as `run`. What it may be is the first sentence of the help."""
+    command.__doc__ = f"{_RUN}\n\n{cleandoc(command.__doc__ or '')}"
+    return click.argument("run", required=False, shell_complete=run_names)(command)
 
 
 def configuration(command: Command) -> Command:

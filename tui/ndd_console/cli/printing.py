@@ -53,6 +53,16 @@ def show(result: dict[str, Any] | Iterable[str] | Iterable[Block]) -> None:
         click.echo(text)
 
 
+# Reading a longer file takes seconds; a message explains the wait.
+LONG_BYTES = 20 << 20
+
+
+def tell_reading(path: Path, several: bool = False) -> None:
+    """Say which file is read, if it is long or one of several."""
+    if several or (path.is_file() and path.stat().st_size > LONG_BYTES):
+        say(f"reading {path}")
+
+
 def terminal_width() -> int | None:
     """Columns of the terminal; None if standard output is none."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
