@@ -107,9 +107,14 @@ def percent(share: float) -> str:
     return f"{value:.0f} %" if value >= 2 or not value else f"{value:.1f} %"
 
 
+def factor(ratio: float) -> str:
+    """A ratio with three digits: "1.42", "12.3", "1,420"."""
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.3g}" if ratio < 999.5 else f"{ratio:,.0f}"
+
+
 def times(ratio: float) -> str:
     """ "1.42x"."""
-    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
+    return f"{factor(ratio)}x"
 
 
 def span(ns: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from ndd_engine.text import MISSING, counted, duration, finite, foreign, number, size
+from ndd_engine.text import MISSING, counted, duration, factor, finite, foreign, number, size, times
 
 # How values are formatted; "plain" values carry a unit of their own.
 Kind = Literal["plain", "share", "bytes", "seconds"]
@@ -53,11 +53,6 @@ def formatter(kind: Kind, unit: str = "") -> Callable[[float | None], str]:
     return {"share": share_text, "bytes": size, "seconds": duration}[kind]
 
 
-def times(ratio: float) -> str:
-    """A speed ratio with three digits: "1.42x", "12.3x"."""
-    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.3g}x"
-
-
 def at_most(ceiling: float) -> str:
     """ "at most 1.42x", "at most 2.3x": an upper bound needs no more digits."""
     return f"at most {ceiling:.1f}x" if ceiling >= 2 else f"at most {times(ceiling)}"
@@ -69,7 +64,7 @@ def interval_text(ratio: float | None, low: float | None, high: float | None) ->
         return ""
     if low is None or high is None:
         return times(ratio)
-    return f"{times(ratio)} ({times(low)[:-1]} to {times(high)[:-1]})"
+    return f"{times(ratio)} ({factor(low)} to {factor(high)})"
 
 
 def moment(t: float | None) -> str:
