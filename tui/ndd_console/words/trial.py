@@ -187,7 +187,6 @@ def tuning_blocks(state: TuningState) -> Iterator[Block]:
     yield Text(state.text)
 
 
-_COLUMNS = ("", "step", "items/s", "of linear", "exchange", "skew", "memory")
 # Findings that are shown for each number of ranks.
 _MOST_FINDINGS = 2
 
@@ -200,7 +199,9 @@ def scaling_blocks(state: ScalingState, name: str) -> Iterator[Block]:
         yield Text(state.failed, "bad")
     yield Text(state.batch_text)
     rows = tuple((row.point.name, *_figures(row)) for row in state.rows)
-    yield Table("", _COLUMNS, rows, frozenset(range(1, len(_COLUMNS))))
+    unit = next((row.facts["unit"] for row in state.rows if row.facts.get("unit")), "item")
+    columns = ("", "step", f"{plural(unit)}/s", "of linear", "exchange", "skew", "memory")
+    yield Table("", columns, rows, frozenset(range(1, len(columns))))
     for row in state.rows:
         if row.text and not state.failed:
             yield Text(row.text)
