@@ -19,6 +19,9 @@ EXIT_USAGE = 2
 EXIT_MACHINE = 3
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
+# The reasons for the last two.
+INTERRUPTED = "interrupted (Ctrl-C)"
+TERMINATED = "terminated (SIGTERM)"
 
 
 class NddError(Exception):

@@ -101,15 +101,24 @@ def rate(value: float | None, unit: str) -> str:
     return f"{number(value)} {unit}/s" if value is not None else f"{MISSING} {unit}/s"
 
 
-def percent(share: float) -> str:
-    """ "57 %", or "0.4 %" below 2 %."""
-    value = 100 * (finite(share) or 0.0)
-    return f"{value:.0f} %" if value >= 2 or not value else f"{value:.1f} %"
+def percent(share: float | None) -> str:
+    """A share as a percentage, with one more digit below 10 %: "57 %", "1.2 %", "<0.1 %"."""
+    share = finite(share)
+    if share is None:
+        return MISSING
+    if 0 < share < 0.0005:
+        return "<0.1 %"
+    return f"{share * 100:.0f} %" if share >= 0.0995 or share == 0 else f"{share * 100:.1f} %"
+
+
+def factor(ratio: float) -> str:
+    """A ratio with three digits: "1.42", "12.3", "1,420"."""
+    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.3g}" if ratio < 999.5 else f"{ratio:,.0f}"
 
 
 def times(ratio: float) -> str:
     """ "1.42x"."""
-    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.0f}x"
+    return f"{factor(ratio)}x"
 
 
 def span(ns: float) -> str:

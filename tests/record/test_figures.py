@@ -23,7 +23,7 @@ from ndd_engine.record.figures import (
 )
 from ndd_engine.record.snapshot import Snapshot, TimeLeft
 from ndd_engine.record.state import STARTED_WINDOWS
-from ndd_engine.text import MISSING, counted, plural, size
+from ndd_engine.text import MISSING, counted, plural, size, times
 
 WAITING = "waiting for data"
 
@@ -409,6 +409,16 @@ def test_a_configuration_that_says_nothing_means_no_more(config: dict[str, Any])
 
 
 # Words of figures.
+
+
+def test_ratios_have_three_digits() -> None:
+    assert [times(ratio) for ratio in (1, 1.4234, 12.34, 123.4, 1234.5)] == [
+        "1.00x",
+        "1.42x",
+        "12.3x",
+        "123x",
+        "1,234x",
+    ]
 
 
 def test_counts_with_their_plurals() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ndd_console.render.html import time_axis, value_axis
 from ndd_console.report.model import CAPACITY, Curve, RunClock, RunTimeline
-from ndd_console.words.blocks import share_text
+from ndd_engine.text import percent
 
 from .report_help import window
 
@@ -89,5 +89,5 @@ def test_a_value_axis_holds_its_values(a: float, b: float, kind: str, log: bool)
 
 
 def test_a_small_share_is_not_shown_as_zero() -> None:
-    shown = [share_text(value) for value in (None, 0.0, 0.0002, 0.012, 0.57)]
+    shown = [percent(value) for value in (None, 0.0, 0.0002, 0.012, 0.57)]
     assert shown == ["n/a", "0 %", "<0.1 %", "1.2 %", "57 %"]

@@ -36,9 +36,12 @@ class FakeJob:
     sets: tuple[str, ...] = ()
     progress: Progress | None = None
     result: TrialEvent | None = None
-    problem: str = ""
+    error: str = ""
     done: bool = False
     stopped: int = 0
+
+    def failed(self) -> str:
+        return self.error
 
     def stop(self) -> None:
         self.stopped += 1
@@ -158,9 +161,6 @@ class FakeHome:
 
     def report(self, name: str) -> Path:
         return Path("runs") / name / "report.html"
-
-    def details(self, row: StartRow) -> list[str]:
-        return [f"ndd-console train --workload {row.name}", "details of \x1b[1m" + row.title]
 
     def workloads(self) -> list[StartRow]:
         return [

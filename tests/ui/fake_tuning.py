@@ -57,10 +57,13 @@ class FixedTuning:
     """Tuning in a fixed state."""
 
     name = "chartext.toml"
-    problem = saved = ""
+    saved = ""
 
     def __init__(self, state: TuningState) -> None:
         self.state = state
+
+    def failed(self) -> str:
+        return ""
 
     def save(self) -> str:
         return ""

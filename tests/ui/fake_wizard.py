@@ -23,7 +23,7 @@ def proposal(
     parameters = {"guide": 10_900_000, "medium": 2_700_000}[size]
     return Proposal(
         Model(size, sequence, "bf16"), Batch(micro, accumulation), "host", 0, parameters, int(memory_gb * GB), FREE,
-        step_s, 5_000_000, float(sequence), cost=cost,
+        step_s, 5_000_000, float(sequence), cost=cost, item="window", token="character",
     )  # fmt: skip
 
 

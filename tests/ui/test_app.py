@@ -139,10 +139,14 @@ async def test_enter_opens_and_a_named_key_starts() -> None:
         started.append(row.name)
         return FakeSource()
 
-    async with running(None, FakeHome(), start=start, wizard=lambda *_: FakeWizard()) as (app, pilot):
+    class Escaping(FakeHome):
+        def workloads(self) -> list[StartRow]:
+            return [StartRow("chartext", "text", ""), StartRow("eeg", "EEG \x1b[1mforecasters", "")]
+
+    async with running(None, Escaping(), start=start, wizard=lambda *_: FakeWizard()) as (app, pilot):
         await shows(pilot, "charlm-003")
         await press(pilot, "down", "enter")
-        await shows(pilot, "--workload eeg", "details")
+        await shows(pilot, "--workload eeg", "its defaults")
         assert "\x1b" not in text_of(app) and not started
         await press(pilot, "w")
         assert isinstance(app.screen, WizardScreen)
@@ -214,7 +218,7 @@ async def test_an_own_workload_is_asked_for_its_epochs() -> None:
         await press(pilot, "escape")
         assert "no module" not in text_of(app) and app.return_value is None
         await press(pilot, "enter")
-        await shows(pilot, "details")
+        await shows(pilot, "--workload mine:factory")
         await press(pilot, "s", "3", "enter")
         await until(pilot, lambda: len(started) == 2)
         assert [row.epochs for row in started] == [1, 3]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyte
 import pytest
 from hypothesis import given
@@ -96,7 +98,8 @@ def test_progress_stays_within_its_budget() -> None:
 def test_the_plot_of_equal_values_says_that_they_are_equal(
     memory: tuple[float, ...], steps: tuple[float, ...], expected: list[str]
 ) -> None:
-    rows = [proposal("medium", 256, 128, 1, *each) for each in zip(memory, steps, strict=True)]
+    pairs = zip(memory, steps, strict=True)
+    rows = [replace(proposal("medium", 256, 128, 1, *each), item="item") for each in pairs]
     plot = plot_rows(rows, rows, rows[0], 70, 10)
     assert ["".join(part for part, _ in row).rstrip() for row in plot] == expected
 

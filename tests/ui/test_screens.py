@@ -11,8 +11,9 @@ from textual.events import Key
 from ndd_console.app import ConsoleApp
 from ndd_console.jobs.log_tail import LogTail
 from ndd_console.screens.base import Question
-from ndd_console.screens.live import SHARE, STOPPING, DrawPace, LiveScreen
+from ndd_console.screens.live import SHARE, DrawPace, LiveScreen
 from ndd_console.screens.pages import LogScreen, PageScreen, SettingsScreen
+from ndd_console.words.stopping import RUN_STOPPING
 
 from .fake_sources import Clock, FakeSource
 from .fakes import SETTINGS, T0, empty_snapshot, ended, mark, snapshot
@@ -55,7 +56,7 @@ async def test_q_asks_and_stops_after_a_checkpoint() -> None:
         await press(pilot, "escape")
         assert isinstance(app.screen, LiveScreen) and app.is_running
         await press(pilot, "q", "s")
-        assert source.commands == ["stop"] and "◐ stopping" in text_of(app) and STOPPING in text_of(app)
+        assert source.commands == ["stop"] and "◐ stopping" in text_of(app) and RUN_STOPPING in text_of(app)
         await press(pilot, "q", "escape")
         source.value = ended("stopped", "stopped from the console")
         await tick(pilot)

@@ -162,7 +162,7 @@ async def test_a_trial_that_fails_or_cannot_begin_says_why() -> None:
         assert "another one" in text_of(app) and not trials.jobs
         trials.refused = ""
         await press(pilot, "enter")
-        trials.jobs[0].problem, trials.jobs[0].done = "no answer", True
+        trials.jobs[0].error, trials.jobs[0].done = "no answer", True
         text = await look(pilot)
         assert "no answer" in text and "w write" not in text
         await press(pilot, "t", "enter")

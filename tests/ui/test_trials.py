@@ -78,7 +78,7 @@ def test_the_run_is_paused_and_resumes_however_the_trial_ends(run: Run, attached
     assert trials.refusal() and not job.done
     measuring.let.set()
     until(lambda: job.done)
-    assert measuring.statuses == ["paused", "paused"] and job.problem == "" and trials.refusal() == ""
+    assert measuring.statuses == ["paused", "paused"] and job.failed() == "" and trials.refusal() == ""
     assert job.result is not None and job.result.cause == "few-workers"
     # It is in the record, and training continues.
     until(lambda: source.snapshot().trials != ())
@@ -88,14 +88,14 @@ def test_the_run_is_paused_and_resumes_however_the_trial_ends(run: Run, attached
     failing.let.set()
     failed = trials_of(source, failing).start(SETS, None, 60.0)
     until(lambda: failed.done)
-    assert failed.result is None and "planted" in failed.problem
+    assert failed.result is None and "planted" in failed.failed()
     resumes(run)
     measuring = Measuring(run)
     last = trials_of(source, measuring).start(SETS, None, 60.0)
     until(lambda: last.progress is not None and last.progress.stage == "measuring")
     # The screen is left, by whichever way: what it shows is closed.
     source.close()
-    assert measuring.statuses == ["paused", "paused"], last.problem
+    assert measuring.statuses == ["paused", "paused"], last.failed()
     assert last.done and last.result is not None and last.result.verdict == "stopped"
     resumes(run)
 
@@ -128,4 +128,4 @@ def test_an_ended_run_is_tried_without_pausing_anything(run: Run) -> None:
     assert trials.pauses() == ""
     job = trials.start(SETS, None, 60.0)
     until(lambda: job.done)
-    assert job.problem == "" and measuring.statuses == [run.recorder.snapshot().status] * 2
+    assert job.failed() == "" and measuring.statuses == [run.recorder.snapshot().status] * 2

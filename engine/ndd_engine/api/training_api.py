@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from ndd_engine.config import Config, Draft, anywhere, read
 from ndd_engine.diagnose import Finding, diagnose
-from ndd_engine.errors import ConfigError, RunLockedError, UsageError
+from ndd_engine.errors import INTERRUPTED, ConfigError, RunLockedError, UsageError
 from ndd_engine.record.events import Event, TrialEvent
 from ndd_engine.record.file import EventLog, RunReader, load_state
 from ndd_engine.record.rundir import RunDir, bare, find_run
@@ -253,7 +253,7 @@ def _interruptible(run: Run) -> Iterator[None]:
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         again = run.control.stopping
-        run.control.request("kill" if again else "stop", "interrupted (Ctrl-C)", "interrupted")
+        run.control.request("kill" if again else "stop", INTERRUPTED, "interrupted")
         if again and run.executor.interruptible:
             raise StopNow
 

@@ -131,8 +131,13 @@ def new_run_dir(root: Path, name: str | None, workload: str) -> RunDir:
         ) from None
     raise UsageError(
         f"run.name: {printable(str(root / (name or '')))} already exists; choose another name, "
-        f"or resume with: ndd-console train --resume {name}"
+        f"or {resume_text(str(name))}"
     )
+
+
+def resume_text(name: str, *options: str) -> str:
+    """ "resume with: ndd-console train --resume baseline". options: further ones of that command."""
+    return f"resume with: {' '.join(('ndd-console train --resume', name, *options))}"
 
 
 def discard(run: RunDir) -> None:

@@ -23,6 +23,7 @@ from ndd_engine.measure.memory import holders_event
 from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.measure.reporting import LossReader, Reporter, StepWork, first_bad
 from ndd_engine.record.events import Json, MarkEvent, NotFiniteEvent
+from ndd_engine.record.rundir import resume_text
 from ndd_engine.run import pause_mark, resume_mark
 from ndd_engine.text import size
 from ndd_engine.train.data.loader import OwnOrder, at_pass_end, end_pass
@@ -389,9 +390,7 @@ class Loop:
         """What to raise for a callback that raised, after saving a checkpoint: between steps, the state is complete."""
         self.callbacks.on = self.callbacks.each_step = False
         saved = not self.boundary or not self.step or self.world is not None or self.save()
-        resume = (
-            f"; resume with: ndd-console train --resume {self.store.folder.parent.name}" if self.saved else ""
-        )
+        resume = f"; {resume_text(self.store.folder.parent.name)}" if self.saved else ""
         text = failure(name, self.step, self.stepper.workload_parts, error)
         return TrainingError(f"{text}; {last_good(self.saved) if saved else self.save_error}{resume}")
 

@@ -17,7 +17,7 @@ from ndd_engine.measure import memory
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, StageEvent
 from ndd_engine.record.figures import death_figures
 from ndd_engine.record.file import load_state
-from ndd_engine.record.rundir import RunDir, bare, new_run_dir, set_aside
+from ndd_engine.record.rundir import RunDir, bare, new_run_dir, resume_text, set_aside
 from ndd_engine.record.state import RunState
 from ndd_engine.run import Executor, StopNow
 from ndd_engine.train.parallel.rank_place import Cause, leave_cause, other_over, others
@@ -235,7 +235,7 @@ class TrainingRun(Executor):
         text = f"; the last checkpoint is step {saved.step:,}"
         if self._restart is not None:
             return text  # nobody has to resume
-        return f"{text}; resume with: {' '.join(('ndd-console train --resume', self.run.directory.name, *options))}"
+        return f"{text}; {resume_text(self.run.directory.name, *options)}"
 
     def _tell(self, cause: Cause) -> None:
         """Tell the other ranks, if there are some, why this one ends."""

@@ -24,7 +24,7 @@ from ndd_engine.files import open_regular, write_text
 from ndd_engine.record.event import ASIDES, EXCHANGE, SKEW
 from ndd_engine.record.events import Event, Json, RanksEvent, TrialEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.text import counted, duration, finite, size
+from ndd_engine.text import counted, duration, factor, finite, size, times
 from ndd_watch.changes import TABLE
 
 from .blocks import MOST_PAIRS
@@ -449,7 +449,7 @@ def sentence(event: TrialEvent, reason: str = "") -> str:
     head = event.verdict
     if event.ratio is not None:
         head += "" if event.verdict in DIFFERENT else ":"
-        head += f" {with_interval(f'{times(event.ratio)}x', event.confidence, event.low, event.high, times)}"
+        head += f" {with_interval(times(event.ratio), event.confidence, event.low, event.high, factor)}"
         head += f", {counted(event.abba_blocks, 'ABBA block')} in {duration(event.seconds)}"
         if source := interval_source(event):
             head += f", {source}"
@@ -507,11 +507,6 @@ def with_interval(
     if low is None or high is None:
         return value
     return f"{value} ({confidence * 100:.0f} % CI {form(low)} to {form(high)})"
-
-
-def times(ratio: float) -> str:
-    """A ratio with three significant digits: 1.42, 12.3."""
-    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.3g}"
 
 
 # Devices, and trials of each, that are kept.

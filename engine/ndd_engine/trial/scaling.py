@@ -23,11 +23,11 @@ from ndd_engine.hardware.detect import detect, equal_gpus
 from ndd_engine.hardware.gpus import Machine, usable_threads
 from ndd_engine.record.event import EXCHANGE, SKEW
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import counted, percent, span
+from ndd_engine.text import counted, factor, percent, span, times
 from ndd_engine.train.request import preflight
 
 from .estimates import CONFIDENCE
-from .outcome import Base, Measure, Progress, TrialRequest, times, with_interval
+from .outcome import Base, Measure, Progress, TrialRequest, with_interval
 from .trial import run_trial
 from .tuning import start_config
 
@@ -266,7 +266,7 @@ class ScalingRow:
             return ""
         if trial.ratio is None or efficiency is None:
             return f"{self.point.name}: {trial.text}"
-        ratio = with_interval(f"{times(trial.ratio)}x", CONFIDENCE, trial.low, trial.high, times)
+        ratio = with_interval(times(trial.ratio), CONFIDENCE, trial.low, trial.high, factor)
         value, low, high = efficiency
         share = f"{percent(value)} of linear ({low * 100:.0f} to {high * 100:.0f} %)"
         return f"{self.point.name}: {ratio} of {self.first.name}, {share}"

@@ -22,7 +22,7 @@ from ndd_engine.errors import ConfigError, NddError, UsageError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import Machine
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import number, printable
+from ndd_engine.text import factor, number, printable, times
 from ndd_engine.train.request import preflight
 from ndd_watch.changes import ARITHMETIC, SET, TABLE, Candidate, Place, candidates
 
@@ -34,7 +34,6 @@ from .outcome import (
     TrialRequest,
     breaks_even,
     flatten,
-    times,
     under_load,
     with_interval,
 )
@@ -458,5 +457,5 @@ def unconfirmed(total: TrialEvent, before: TrialEvent | None) -> str:
         found = over(found, earlier)
     if judged(found.ratio, found.low, found.high) == "faster":
         return ""
-    shown = with_interval(f"{times(found.ratio)}x", total.confidence, found.low, found.high, times)
+    shown = with_interval(times(found.ratio), total.confidence, found.low, found.high, factor)
     return f"faster, but not confirmed vs. the baseline: {shown}"

@@ -357,6 +357,8 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
                     whole_bytes=None
                     if found.instead is None
                     else found.instead.peak(batch.micro, batch.accumulation) + added,
+                    item=opened.item,
+                    token=opened.token,
                 )
             )
     return rows
@@ -421,6 +423,8 @@ def unprobed_present(
         given=given,
         allowed=opened.faster and any((one.model, one.batch) == (model, batch) for one in rows),
         layout=layout_of(config),
+        item=opened.item,
+        token=opened.token,
     )
 
 

@@ -393,7 +393,8 @@ class Proposal:
     present configuration as it is, None for every other row. allowed: whether it is within the limits of the answers;
     only the present configuration may not be. layout: the ranks, on each of which `batch` and the memory are;
     select_ranks: whether it differs from the initial configuration. whole_bytes: for a sharded model, the predicted
-    peak with the whole model on each rank, which does not fit; None if unknown.
+    peak with the whole model on each rank, which does not fit; None if unknown. item, token: what the workload calls
+    them.
     """
 
     model: Model
@@ -418,6 +419,8 @@ class Proposal:
     layout: Layout = SINGLE
     select_ranks: bool = False
     whole_bytes: int | None = None
+    item: str = "item"
+    token: str | None = None
 
     @property
     def present(self) -> bool:

@@ -23,10 +23,10 @@ from ndd_engine.child import ChildError, spec_of, ticker
 from ndd_engine.config import Config, changed_toml, read
 from ndd_engine.config.loading import text_of
 from ndd_engine.errors import UsageError
-from ndd_engine.text import counted, duration, number, plural, printable, size
+from ndd_engine.text import counted, duration, factor, number, plural, printable, size, times
 from ndd_engine.trial.blocks import switched_off
 from ndd_engine.trial.estimates import CONFIDENCE, Estimate, Replicates, judged
-from ndd_engine.trial.outcome import differences, times, with_interval
+from ndd_engine.trial.outcome import differences, with_interval
 from ndd_engine.trial.sides import SideProcess
 
 from .planner import (
@@ -478,7 +478,7 @@ def _spread(*proposals: Proposal) -> float:
 
 
 def _speed(found: Estimate, confidence: float) -> str:
-    return f"measured at {with_interval(f'{times(found.ratio)}x', confidence, found.low, found.high, times)} the speed"
+    return f"measured at {with_interval(times(found.ratio), confidence, found.low, found.high, factor)} the speed"
 
 
 def _refusal(one: Proposal, present: Proposal, found: Estimate | None, confidence: float) -> str:

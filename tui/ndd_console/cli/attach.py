@@ -5,8 +5,6 @@ from __future__ import annotations
 import queue
 import time
 
-import click
-
 from ndd_console.jobs.run_sources import AttachedSource
 from ndd_console.output.run_log import RunProgress
 from ndd_console.process.terminal import interactive
@@ -16,8 +14,7 @@ from ndd_engine.record.events import Event
 from ndd_engine.record.file import damage_text
 from ndd_engine.record.rundir import find_run
 
-from .completion import run_names
-from .options import Asked, command, flag, gathered
+from .options import Asked, command, flag, gathered, run_argument
 from .printing import say, show
 
 
@@ -26,14 +23,11 @@ from .printing import say, show
     "attach",
     "attach chartext-001 --headless",
 )
-@click.argument("run", required=False, shell_complete=run_names)
+@run_argument
 @flag("--headless", help="Print log lines instead of the screen, until the run ends.")
 @gathered
 def attach(asked: Asked) -> int:
-    """RUN is the name of a run or the path of its folder (default: the newest live run, otherwise the newest run).
-
-    Keys pause, evaluate, save and stop a live run. Closing the screen does not affect it.
-    """
+    """Keys pause, evaluate, save and stop a live run. Closing the screen does not affect it."""
     directory = find_run(asked.root, asked.run)
     if not asked.headless and interactive():
         from ndd_console.sessions.training import watch

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ndd_console.words.comparison import LETTERS, several_compared, two_compared, unlike_text
+from ndd_console.words.comparison import LETTERS, checked_texts, several_compared, two_compared, unlike_texts
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.file import damage_text
 from ndd_engine.record.rundir import find_run
@@ -49,10 +49,8 @@ def compare(asked: Asked) -> int:
         if side.damaged:
             say(f"warning: run {side.name}: {damage_text(side.damaged)}")
     # Before the figures, which may be misleading.
-    for letter, candidate in zip(LETTERS[1:], comparison.candidates, strict=False):
-        which = f"A and {letter}" if asked.more else "the runs"
-        if text := unlike_text(candidate):
-            say(f"warning: {which} are {text}")
+    for text in unlike_texts(comparison):
+        say(f"warning: {text}")
     if asked.more:
         result = comparison.to_dict()
         for body, outcome in zip(result["candidates"], checks, strict=True):
@@ -63,10 +61,8 @@ def compare(asked: Asked) -> int:
         check = None if share is None else {"limit": share, "result": checks[0]}
         show({**only.to_dict(), "check": check} if asked.as_json else two_compared(only))
     if share is not None:
-        by = f"slower than A by more than {share * 100:.3g} %"
-        for letter, outcome in zip(LETTERS[1:], checks, strict=False):
-            words = {"slower": f"{letter} is {by}", "not slower": f"{letter} is not {by}"}
-            say(f"check: {words.get(outcome or '', f'inconclusive whether {letter} is {by}')}")
+        for text in checked_texts(checks, share):
+            say(f"check: {text}")
     return EXIT_FAILED if "slower" in checks else EXIT_DONE
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
-from ndd_console.words.blocks import Block, Facts
+from ndd_console.words.config import key_in_full, keys_listed
 from ndd_engine.config import DEFAULT_WORKLOAD, read
 from ndd_engine.config.loading import meant
 from ndd_engine.errors import UsageError
@@ -51,9 +49,9 @@ def config(name: str | None, workload: str | None, as_json: bool) -> None:
     if as_json:
         show({"workload": workload, "keys": [key.to_dict() for key in listed]})
     elif name is not None and len(listed) == 1:
-        show([_in_full(listed[0], workload)])
+        show([key_in_full(listed[0], workload)])
     else:
-        show(_listed(listed))
+        show(keys_listed(listed))
 
 
 def _matching(every: list[Key], wanted: str) -> list[Key]:
@@ -71,25 +69,4 @@ def _matching(every: list[Key], wanted: str) -> list[Key]:
     hint = meant(wanted, [*names, *sections]) or meant(wanted, [name.rpartition(".")[2] for name in names])
     raise UsageError(
         f"there is no key or section {wanted!r}{f'; {hint}' if hint else ''}; sections: {', '.join(sections)}"
-    )
-
-
-def _listed(keys: list[Key]) -> Iterator[Block]:
-    """Each key with its default and its allowed values, and its effect below."""
-    for section, group in groupby(keys, lambda key: key.name.partition(".")[0]):
-        rows = [((key.name, f"{key.default_text} ({key.allowed})"), ("", key.effect)) for key in group]
-        yield Facts(tuple(chain(*rows)), f"[{section}]")
-
-
-def _in_full(key: Key, workload: str) -> Facts:
-    section, _, name = key.name.partition(".")
-    value = key.choices[-1] if key.choices else "VALUE"
-    return Facts.of(
-        ("key", key.name),
-        ("effect", key.effect),
-        ("type", key.type),
-        ("allowed", key.allowed + (", or none to remove it" if key.unset else "")),
-        ("default", f"{key.default_text} (workload {workload})"),
-        ("in a file", f"[{section}] {name} = …"),
-        ("in a shell", f"--set {key.name}={value}"),
     )

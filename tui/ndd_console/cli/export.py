@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
+from ndd_console.words.weights import exported_texts, loading_text
 from ndd_engine.record.rundir import find_run
-from ndd_engine.text import number, size
 
 from .completion import run_names
 from .options import Asked, command, flag, gathered, json_option, output_option
@@ -53,15 +53,6 @@ def export(asked: Asked) -> None:
             }
         )  # fmt: skip
         return
-    part = f"{done.module} of " if done.module else ""
-    say(
-        f"wrote {done.path}: {part}{directory.name} at step {number(done.saved.step)}, {number(done.tensors)} tensors, "
-        f"{number(done.parameters)} elements, {size(done.bytes)}"
-    )
-    for name, kept in done.tied.items():
-        say(f"{name} is tied to {kept} and stored once; safetensors.torch.load_model restores both")
-    if FORMATS[asked.output.suffix.lower()] == "torch":
-        load = f"model.load_state_dict(torch.load({str(asked.output)!r}, weights_only=True))"
-    else:
-        load = f"safetensors.torch.load_model(model, {str(asked.output)!r})"
-    show([load])
+    for line in exported_texts(done, directory.name):
+        say(line)
+    show([loading_text(asked.output, FORMATS[asked.output.suffix.lower()])])

@@ -9,20 +9,17 @@ import click
 from ndd_console.jobs.log_tail import LogTail
 from ndd_engine.record.rundir import find_run
 
-from .completion import run_names
-from .options import Asked, command, flag, gathered
+from .options import Asked, command, flag, gathered, run_argument
 
 _POLL_S = 0.5
 
 
 @command("0 printed, 2 usage error", "log", "log chartext-001", "log last --follow")
-@click.argument("run", required=False, shell_complete=run_names)
+@run_argument
 @flag("--follow", "-f", "follow", help="Print further lines until the run ends.")
 @gathered
 def log(asked: Asked) -> None:
-    """RUN is the name of a run or the path of its folder (default: the newest live run, otherwise the newest run).
-
-    Control characters are escaped. Of a long log, the last 800 KB are printed; the whole is console.log in the run's
+    """Control characters are escaped. Of a long log, the last 800 KB are printed; the whole is console.log in the run's
     folder.
     """
     directory = find_run(asked.root, asked.run)

@@ -11,10 +11,7 @@ from ndd_engine.errors import EXIT_DONE, EXIT_USAGE
 from ndd_engine.recordings import snapshots
 
 from .options import Finite, command, json_option
-from .printing import say, show
-
-# Reading a longer snapshot takes seconds; a message explains the wait.
-LONG_BYTES = 20 << 20
+from .printing import show, tell_reading
 
 
 @command(
@@ -39,8 +36,7 @@ def memory(snapshot_file: Path, settings: tuple[str, ...], limit: float | None, 
     Shows for each GPU which lines of the program filled the memory at its peak, how much was fragmentation, retries and
     out-of-memory errors, and what other allocator settings would have reserved. Nothing in the file is executed.
     """
-    if snapshot_file.is_file() and snapshot_file.stat().st_size > LONG_BYTES:
-        say(f"reading {snapshot_file}")
+    tell_reading(snapshot_file)
     limit_bytes = None if limit is None else int(limit * (1 << 20))
     use = snapshots.examine(snapshot_file, settings or snapshots.SETTINGS, limit_bytes)
     show(snapshots.to_json(use) if as_json else memory_blocks(use))

@@ -5,18 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper
+from inspect import cleandoc
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import click
 
-from ndd_engine.errors import UsageError
+from ndd_engine.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, INTERRUPTED, TERMINATED, UsageError
 from ndd_engine.record.rundir import NAME, runs_root
 
-from .completion import sets, workload_names
+from .completion import run_names, sets, workload_names
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_RUN = "RUN is the name of a run or the path of its folder (default: the newest live run, otherwise the newest run)."
 
 
 class Asked(SimpleNamespace):
@@ -96,6 +98,12 @@ def _run_name(ctx: click.Context, param: click.Parameter, name: str | None) -> s
     return name
 
 
+def run_argument(command: Command) -> Command:
+    """The argument RUN, passed as `run`. What it may be is the first sentence of the help."""
+    command.__doc__ = f"{_RUN}\n\n{cleandoc(command.__doc__ or '')}"
+    return click.argument("run", required=False, shell_complete=run_names)(command)
+
+
 def configuration(command: Command) -> Command:
     """The argument CONFIG and the options --workload and --set, passed as `config`, `workload` and `sets`."""
     argument = click.argument("config", required=False, type=click.Path(path_type=Path))
@@ -116,5 +124,5 @@ def group(status: str, *examples: str) -> Callable[[Callable[..., Any]], click.G
 
 def _epilog(status: str, examples: Sequence[str], stops: bool = False) -> str:
     shown = "\n".join(f"  ndd-console {line}" for line in examples)
-    stopped = ", 130 interrupted (Ctrl-C), 143 terminated (SIGTERM)" if stops else ""
+    stopped = f", {EXIT_INTERRUPTED} {INTERRUPTED}, {EXIT_TERMINATED} {TERMINATED}" if stops else ""
     return f"\b\nExamples:\n{shown}\n\nExit status: {status}{stopped}."

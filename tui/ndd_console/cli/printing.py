@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 from ndd_console.words.blocks import Block
+from ndd_console.words.stopping import command_stopping
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_TERMINATED, UsageError
 from ndd_engine.files import write_problem, write_text
 from ndd_engine.processes import SignalEvent
@@ -50,6 +51,16 @@ def show(result: dict[str, Any] | Iterable[str] | Iterable[Block]) -> None:
         texts = lines(blocks, width, colour=not plain)
     for text in texts:
         click.echo(text)
+
+
+# Reading a longer file takes seconds; a message explains the wait.
+LONG_BYTES = 20 << 20
+
+
+def tell_reading(path: Path, several: bool = False) -> None:
+    """Say which file is read, if it is long or one of several."""
+    if several or (path.is_file() and path.stat().st_size > LONG_BYTES):
+        say(f"reading {path}")
 
 
 def terminal_width() -> int | None:
@@ -107,9 +118,10 @@ def stoppable(what: str) -> Iterator[Stop]:
             raise KeyboardInterrupt
         stop.exit_status = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED
         stop.set()
-        text = f"stopping {what}; results so far will be printed (Ctrl-C again to quit now)\n"
         with contextlib.suppress(OSError):
-            os.write(2, text.encode())  # a signal may arrive within a write to the buffer of standard error
+            os.write(
+                2, f"{command_stopping(what)}\n".encode()
+            )  # a signal may arrive within a write to the buffer of standard error
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -14,37 +14,29 @@ from ndd_engine.files import write_text
 from ndd_engine.record.events import writable
 from ndd_engine.record.file import damage_text
 from ndd_engine.record.rundir import find_run
-from ndd_engine.text import size
 
-from .completion import run_names
-from .options import Asked, command, flag, gathered, output_option
-from .printing import check_writable, say, show
-
-# Reading a longer record takes seconds; a message explains the wait.
-LONG_BYTES = 64 << 20
+from .options import Asked, command, flag, gathered, output_option, run_argument
+from .printing import check_writable, say, show, tell_reading
 
 
 @command(
     "0 written, 2 usage error", "report", "report chartext-001 -o run.html", "report chartext-001 --text"
 )
-@click.argument("run", required=False, shell_complete=run_names)
+@run_argument
 @output_option("Output file (default: report.html in the run's folder).")
 @flag("--text", "as_text", help="Print plain text, 100 columns wide.")
 @flag("--json", "as_json", help="Print the figures as one JSON document.")
 @gathered
 def report(asked: Asked) -> None:
-    """RUN is the name of a run or the path of its folder (default: the newest live run, otherwise the newest run).
-
-    The page has findings, measured gains, plots, settings and methods. It needs no network and contains no script.
+    """The page has findings, measured gains, plots, settings and methods. It needs no network and contains no
+    script.
     """
     as_text, as_json, output = asked.as_text, asked.as_json, asked.output
     if as_text and as_json:
         raise UsageError("--text and --json exclude each other")
     directory = find_run(asked.root, asked.run)
     check_writable(output)
-    length = directory.events.stat().st_size if directory.events.exists() else 0
-    if length > LONG_BYTES:
-        say(f"reading {size(length)} of records")
+    tell_reading(directory.events)
     loaded = load(directory)
     if loaded.data.skipped:
         say(f"warning: {damage_text(loaded.data.skipped)}")

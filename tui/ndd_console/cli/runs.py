@@ -8,10 +8,11 @@ import sys
 import click
 
 from ndd_console.jobs.run_sources import RUN_COLUMNS, HomeFolder
-from ndd_console.words.blocks import Table, moment
+from ndd_console.words.blocks import Table
+from ndd_console.words.folder import deletion_table, deletion_total, no_runs_text
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, RunLockedError, UsageError
 from ndd_engine.record.rundir import runs_root
-from ndd_engine.text import counted, printable, size
+from ndd_engine.text import printable
 
 from .completion import run_names
 from .options import Asked, command, flag, gathered, group, json_option
@@ -34,10 +35,7 @@ def runs(ctx: click.Context, as_json: bool) -> None:
         cells = tuple((*row.texts, "live" if row.live else "") for row in rows)
         show([Table("", (*RUN_COLUMNS, ""), cells)])
     else:
-        say(
-            f"there are no runs in {root.absolute()}; start one with: ndd-console train, or name another folder with "
-            "--runs FOLDER"
-        )
+        say(no_runs_text(root))
     for name, damage in home.damaged.items():
         say(f"warning: run {name}: {damage}")
 
@@ -77,12 +75,8 @@ def delete(asked: Asked) -> int:
     if not chosen:
         say(f"there is nothing to delete in {root.absolute()}")
         return EXIT_DONE
-    rows = tuple(
-        (candidate.run.name, candidate.status, moment(candidate.changed_t), size(candidate.bytes))
-        for candidate in chosen
-    )
-    show([Table("", ("run", "status", "last event", "size"), rows, frozenset({3}))])
-    total = f"{counted(len(chosen), 'run')} ({size(sum(candidate.bytes for candidate in chosen))})"
+    show([deletion_table(chosen)])
+    total = deletion_total(chosen)
     if asked.dry_run:
         say(f"would delete {total} in {root.absolute()}")
         return EXIT_DONE

@@ -14,10 +14,7 @@ from ndd_engine.files import write_text
 from ndd_engine.recordings import traces
 
 from .options import command, flag, json_option, output_option
-from .printing import check_writable, say, show
-
-# Reading a longer trace takes seconds; a message explains the wait.
-LONG_BYTES = 20 << 20
+from .printing import check_writable, show, tell_reading
 
 
 @command(
@@ -40,8 +37,7 @@ def trace(files: tuple[Path, ...], whole: bool, as_json: bool, output: Path | No
     check_writable(output)
     uses = []
     for path in trace_paths:
-        if len(trace_paths) > 1 or (path.is_file() and path.stat().st_size > LONG_BYTES):
-            say(f"reading {path}")
+        tell_reading(path, len(trace_paths) > 1)
         uses.append(traces.examine(path, whole))
     uses.sort(key=lambda use: (use.rank is None, use.rank or 0, str(use.path)))
     if as_json:

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ndd_console.words.trial import measurement, trial_blocks
+from ndd_console.words.trial import edit_lines, left_out_text, measurement, trial_blocks
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.record.event import ASIDES
@@ -22,7 +22,7 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
 from ndd_engine.script.command import Command
 from ndd_engine.script.trials import ARGUMENT, VARIABLE, is_start
-from ndd_engine.text import percent, printable
+from ndd_engine.text import printable
 from ndd_engine.trial.outcome import Progress, TrialRequest
 
 from . import options
@@ -157,11 +157,7 @@ def _tell_of_script(state: RunState, request: TrialRequest, trial: TrialEvent, a
     """What a trial of a script leaves out, and the edit that makes its change."""
     aside = sum(state.totals.phases.get(name, 0) for name in ASIDES)
     if any(map(is_start, request.sets)) and aside > LEFT_OUT * state.totals.wall_ns:
-        share = percent(aside / state.totals.wall_ns)
-        say(
-            f"evaluations and checkpoints, {share} of the recorded run, are left out of a trial; if the argument "
-            "is about them, run the script with it and compare the two runs"
-        )
+        say(left_out_text(aside / state.totals.wall_ns))
     if gained(trial, request.sets):
         assert state.run is not None
         _edit(state.run, request, trial, apply)
@@ -179,7 +175,7 @@ def _edit(run: RunEvent, request: TrialRequest, trial: TrialEvent | None, apply:
     from ndd_engine.script.trials import edit_for
 
     edit = edit_for(request, run, trial)
-    show(["", "to make this change in your script:", *edit.diff, *(f"  {text}" for text in edit.advice)])
+    show(edit_lines(edit))
     if edit.path is None:
         if apply:
             say("nothing was written: this change has to be made by hand")

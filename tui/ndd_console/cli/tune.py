@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ndd_console.process.terminal import Leash, capabilities, interactive, supervised
-from ndd_console.words.trial import measurement, ratio_text, tuning_blocks
+from ndd_console.words.trial import measurement, setting_line, to_measure_text, tuning_blocks
 from ndd_engine.api.sources import baseline_of, configured_run
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.record.rundir import RunDir, find_run
-from ndd_engine.text import counted
 from ndd_engine.train.request import preflight
 from ndd_engine.trial.outcome import Base
 from ndd_watch.changes import TABLE
@@ -156,13 +155,11 @@ class TuningProgress(ProgressLines):
     def look(self, state: TuningState) -> None:
         rows, self._rows = self._rows, state.rows
         if not rows and state.rows:
-            waiting = [row.candidate.name for row in state.rows if row.state == "waiting"]
-            self.news(f"{counted(len(waiting), 'setting')} to measure: {', '.join(waiting) or 'none'}")
+            self.news(to_measure_text(state.rows))
         for before, row in zip(rows, state.rows, strict=False):
             # Settings skipped from the start are in the table only.
             if before.state != row.state and row.state in ("kept", "dropped", "skipped"):
-                ratio = f" {ratio_text(row.trial)}" if row.trial and row.trial.ratio is not None else ""
-                self.news(f"{row.state} {row.candidate.name}:{ratio} {row.reason}")
+                self.news(setting_line(row))
         if state.stage != self._key and not state.done:
             self._key = state.stage
             self.news(f"{state.stage} …")

@@ -15,7 +15,7 @@ import ndd_profiles
 from ndd_console.words.blocks import Block, Text, moment
 from ndd_console.words.machine import machine_blocks
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
-from ndd_engine.errors import NddError, UsageError, error_text
+from ndd_engine.errors import INTERRUPTED, NddError, UsageError, error_text
 from ndd_engine.files import write_text
 from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, TrialEvent
@@ -26,7 +26,7 @@ from ndd_engine.run import Run
 from ndd_engine.text import MISSING, number, printable
 from ndd_engine.train.started_ranks import StartedRanks
 
-from .folder import StartRow, details, folder_rows
+from .folder import StartRow, folder_rows
 from .log_tail import LogTail
 from .trials import RunTrials, ScriptTrials
 
@@ -174,7 +174,7 @@ class EngineSource(RunSource):
         control, self._refused = self.run.control, None
         if action in ("interrupt", "kill"):
             command = "stop" if action == "interrupt" else "kill"
-            control.request(command, "interrupted (Ctrl-C)", "interrupted")
+            control.request(command, INTERRUPTED, "interrupted")
             return
         try:
             control.request(action, "stopped from the console")
@@ -320,9 +320,6 @@ class HomeFolder:
 
     def workloads(self) -> list[StartRow]:
         return [*folder_rows(), *built_in_rows()]
-
-    def details(self, row: StartRow) -> tuple[str, ...]:
-        return details(row)
 
 
 def run_row(directory: RunDir) -> tuple[RunRow, str]:

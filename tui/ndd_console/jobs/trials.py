@@ -52,7 +52,6 @@ PATIENCE_S = 20.0
 class TrialThread(ThreadJob):
     """One trial."""
 
-    problem = property(ThreadJob.failed)
     progress: Progress | None = None  # None before the first report
     result: TrialEvent | None = None  # None before the end and after a failure
 
@@ -208,8 +207,6 @@ Sweep = Callable[[Callable[["TuningState"], None], threading.Event], "TuningStat
 
 class TuningJob(ThreadJob):
     """A sweep in a thread. output: file for the result at the end; None: only on request."""
-
-    problem = property(ThreadJob.failed)
 
     def __init__(self, name: str, sweep: Sweep, output: Path | None = None) -> None:
         super().__init__("ndd-tuning")

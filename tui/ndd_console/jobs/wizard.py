@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ndd_console.process.thread import ThreadJob
-from ndd_console.words.blocks import Block, Facts, Text
-from ndd_console.words.machine import machine_blocks, peak_rows
-from ndd_console.words.wizard import situation_texts
+from ndd_console.words.blocks import Block, Text
+from ndd_console.words.machine import machine_blocks
+from ndd_console.words.wizard import other_gpu_blocks, situation_texts
 from ndd_engine.config import DEFAULT_WORKLOAD
 from ndd_engine.config.loading import text_of
 from ndd_engine.errors import NddError, UsageError
@@ -123,7 +123,9 @@ class WizardJob(ThreadJob):
         """The hardware; None during detection."""
         if self._machine is None:
             return None
-        return [*_of_gpu(self.answers), *machine_blocks(self._machine), *map(Text, self._about_machine)]
+        gpu = self.answers.gpu
+        other = () if gpu is None else other_gpu_blocks(gpu_named(gpu))
+        return [*other, *machine_blocks(self._machine), *map(Text, self._about_machine)]
 
     def workloads(self) -> tuple[StartRow, ...]:
         """The requested one first."""
@@ -368,15 +370,3 @@ def live_run_notes(root: Path, ended: str = "") -> tuple[str, ...]:
     runs = [run.name for run in all_runs(root) if run.name != ended and run.live_owner()]
     word = "live run" if len(runs) == 1 else "live runs"
     return (f"{word} {', '.join(runs)}: included in measured times and in used memory",) if runs else ()
-
-
-def _of_gpu(answers: Answers) -> tuple[Block, ...]:
-    if answers.gpu is None:
-        return ()
-    gpu = gpu_named(answers.gpu)
-    rows = (
-        ("memory", f"{gpu.memory_gb:g} GB, {size(usable_bytes(gpu))} usable"),
-        *peak_rows(gpu),
-        ("", "nothing is measured on this machine; times are lower bounds from the peak FLOP/s"),
-    )
-    return Text(f"proposals are for another GPU: {gpu.name} (from its specifications)"), Facts(rows)

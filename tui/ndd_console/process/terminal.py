@@ -23,8 +23,8 @@ from typing import Any, NoReturn, TextIO
 
 from ndd_console.view.style import Look
 from ndd_console.widgets.foreground import allow_background, terminal_mode
-from ndd_console.words.run import resume_text
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED
+from ndd_engine.record.rundir import resume_text
 
 
 def capabilities(ascii_only: bool) -> Look:

@@ -25,9 +25,8 @@ from ndd_console.words.blocks import (
     formatter,
     interval_text,
     safe,
-    times,
 )
-from ndd_engine.text import duration, number
+from ndd_engine.text import duration, number, times
 
 _TIME_STEPS = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600,

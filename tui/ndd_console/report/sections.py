@@ -20,7 +20,6 @@ from ndd_console.words.blocks import (
     clip,
     moment,
     ns,
-    share_text,
     small,
 )
 from ndd_console.words.diagnosis import isolated, loader_facts
@@ -44,7 +43,7 @@ from ndd_engine.diagnose import CAUSES
 from ndd_engine.errors import ConfigError
 from ndd_engine.record.events import MarkEvent, RunEvent
 from ndd_engine.record.file import damage_text
-from ndd_engine.text import MISSING, counted, duration, number, printable, size
+from ndd_engine.text import MISSING, counted, duration, number, percent, printable, size
 from ndd_engine.trial.outcome import flatten
 
 from . import timings
@@ -321,7 +320,7 @@ def machine(report: Report) -> list[Block]:
     if cores := snapshot.cores:
         used = f"{number(cores.used)} of {number(cores.usable)} in use: {number(cores.own)} by this run"
         busy_ones = ", ".join(f"{name} (pid {pid}, {number(count)})" for pid, name, count in cores.neighbours)
-        throttled = share_text(cores.throttled) if cores.throttled is not None else ""
+        throttled = percent(cores.throttled) if cores.throttled is not None else ""
         rest = (("busy processes", busy_ones), ("throttled by quota", throttled))
         out.append(Facts.of(("recent cores", f"{used}, {number(cores.others)} by others"), *rest))
     out += _collections(report)
@@ -342,7 +341,7 @@ def _collections(report: Report) -> list[Block]:
     share = whole.gc_ns / whole.wall_ns
     line = report.sliced("garbage collection", "wine", share, lambda item: item.gc_ns / item.wall_ns)
     note = (
-        f"Garbage collection took {share_text(share)} of wall time ({ns(whole.gc_ns)}); "
+        f"Garbage collection took {percent(share)} of wall time ({ns(whole.gc_ns)}); "
         f"the longest pause was {ns(whole.gc_max_ns)}."
     )
     return report.plot("Garbage collection", "share", line, zero=True, note=note, height=120)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ndd_console.words.blocks import Block, Facts, Layer, Stack, Table, Text, at_most, ns, share_text
+from ndd_console.words.blocks import Block, Facts, Layer, Stack, Table, Text, at_most, ns
 from ndd_console.words.diagnosis import METHODS, capture, colour, functions, idle_bars, stacks
 from ndd_console.words.finding import POTENTIAL_GAIN
 from ndd_console.words.run import on_gpu, phases_table, ranks_facts, rates, slowest, step_time, work_facts
@@ -14,7 +14,7 @@ from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.figures import idle as idle_of
 from ndd_engine.record.figures import phase_shares, place_in_step
-from ndd_engine.text import MISSING, number, plural
+from ndd_engine.text import MISSING, number, percent, plural
 
 from .model import COLUMNS, Report, Slice
 
@@ -83,7 +83,7 @@ def _table(report: Report, whole: Slice) -> Table:
         each = ns(value / whole.steps if whole.steps else None)
         if parent in ASIDES and whole.steps:
             each = f"+{each}"
-        rows.append((label, ns(value), share_text(value / whole.wall_ns), each, *map(ns, figures)))
+        rows.append((label, ns(value), percent(value / whole.wall_ns), each, *map(ns, figures)))
     mean = f", a mean of {ns(whole.stepping_ns / whole.steps)} per step" if whole.steps else ""
     note = (
         f"Over {number(round(whole.steps))} steps{mean}, in {ns(whole.wall_ns)} of wall time, of which the shares are. "
@@ -131,10 +131,10 @@ def idle(report: Report) -> list[Block]:
         busy = report.line("gpu util_percent", "share of time with a running kernel", "blue", 0.01)
         if busy is None:
             return [*captures, Text(f"{what} {MISSING}: {idle_time.reason}", "note")]
-        text = f"{what} {share_text(1 - (busy.mean or 0.0))} ({METHODS['nvml']})."
+        text = f"{what} {percent(1 - (busy.mean or 0.0))} ({METHODS['nvml']})."
         return [Text(text), *report.plot("GPU utilization", "share", busy, zero=True), *captures]
     causes = {cause: share for cause, share in idle_time.causes if share > 0}
-    title = f"{what} {share_text(idle_time.share)} of the whole run"
+    title = f"{what} {percent(idle_time.share)} of the whole run"
     method = METHODS.get(idle_time.method, idle_time.method)
     bars = idle_bars(title, causes, f"Share of wall time. Measured with {method}.")
     return [bars, *_idle_over_time(report, run, causes, what), *captures]

@@ -13,6 +13,7 @@ from ndd_console.view.rows import BLANK, Entry, aligned, ends, rule
 from ndd_console.view.style import Look, Row, Span, status_span
 from ndd_console.widgets.lines import RowList
 from ndd_console.words.blocks import Block, Text
+from ndd_console.words.machine import DETECTING
 from ndd_engine.text import MISSING, foreign
 
 from .base import TextQuestion, WidgetScreen
@@ -35,7 +36,7 @@ def heading(machine: Sequence[Block] | None, width: int, room: int) -> list[Row]
     slogan = SLOGAN if len(name) + len(SLOGAN) + 2 <= width else ""
     rows: list[Row] = [ends(((name, "bold"),), ((slogan, "dim"),), width)]
     if room > 3:
-        shown = [Text("detecting hardware…", "note")] if machine is None else machine
+        shown = [Text(DETECTING, "note")] if machine is None else machine
         rows += [BLANK, rule("this machine", width), *block_rows(shown, width)]
     return rows[: max(room, 1)]
 
@@ -129,7 +130,7 @@ class HomeScreen(WidgetScreen):
         if isinstance(chosen, RunRow):
             self.console.open_run(chosen)
         elif chosen is not None:
-            self.app.push_screen(StartScreen(self.look, chosen, self._home, self._start))
+            self.app.push_screen(StartScreen(self.look, chosen, self._start))
 
     def action_start(self) -> None:
         self._start(self.body.chosen)

@@ -19,7 +19,7 @@ from ndd_console.widgets.canvas import Canvas
 from ndd_console.widgets.textual_private import paint_changes
 from ndd_console.words.diagnosis import Diagnosis
 from ndd_console.words.finding import first_command
-from ndd_console.words.run import STOPPING
+from ndd_console.words.stopping import RUN_STOPPING, SCRIPT_STOPPING, still_stopping
 from ndd_engine.record.figures import obeyed
 from ndd_engine.record.snapshot import Snapshot
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 Result = Literal["quit", "stop", "detach", "kill", "hangup"]
 
-STOPPING_SCRIPT = "the script was sent Ctrl-C; press Ctrl-C again to kill it"
 _WORKING = frozenset({"training", "evaluating", "checkpointing", "paused"})
 _MESSAGES: dict[Action, str] = {
     "pause": "pausing after this step…",
@@ -125,7 +124,7 @@ class LiveScreen(KeyScreen):
         snapshot = self._snapshot
         if self._message is not None and self._message.over(snapshot, self._clock()):
             self._message = None
-        stopping = STOPPING_SCRIPT if self.source.script else STOPPING
+        stopping = SCRIPT_STOPPING if self.source.script else RUN_STOPPING
         message = stopping if self.stopping else self._message.text if self._message else None
         waited = None
         if snapshot.status == "preparing":
@@ -256,8 +255,7 @@ class LiveScreen(KeyScreen):
             self._go("quit")
         elif self.stopping:
             close = ("d", "close the screen now; the run stops in the background")
-            title = f"{name} is stopping{'' if self.source.script else ' after a checkpoint'}."
-            self._ask(title, (close, (CANCEL, "wait")))
+            self._ask(still_stopping(name, self.source.script), (close, (CANCEL, "wait")))
         else:
             stay = ("d", f"keep it running (reattach with: ndd-console attach {name})")
             self._ask(f"{name} is still running.", (*self._stop_words(), stay))

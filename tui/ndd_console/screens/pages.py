@@ -12,6 +12,7 @@ from rich.text import Text as Words
 from textual import events
 from textual.widgets import RichLog
 
+from ndd_console.jobs.folder import details
 from ndd_console.render.rows import block_rows
 from ndd_console.view import keys as tables
 from ndd_console.view.bars import finite_values, sparkline
@@ -155,10 +156,8 @@ class StartScreen(LoadedPage):
 
     keys = tables.START_KEYS
 
-    def __init__(
-        self, look: Look, row: StartRow, home: HomeFolder, start: Callable[[StartRow], None]
-    ) -> None:
-        super().__init__(look, row.name, lambda: [Text("\n".join(home.details(row)))])
+    def __init__(self, look: Look, row: StartRow, start: Callable[[StartRow], None]) -> None:
+        super().__init__(look, row.name, lambda: [Text("\n".join(details(row)))])
         self._row, self._train = row, start
 
     def has(self, need: str) -> bool:

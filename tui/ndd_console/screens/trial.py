@@ -15,6 +15,7 @@ from ndd_console.view.rows import BLANK, Entry, aligned, cells, paragraph, rule,
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList, TextField
 from ndd_console.words.blocks import at_most
+from ndd_console.words.stopping import trial_stopping
 from ndd_console.words.trial import VERDICTS, conditions, trial_blocks, trial_text
 from ndd_engine.diagnose import Change, Finding
 from ndd_engine.errors import UsageError
@@ -124,9 +125,7 @@ def problems(state: TrialState, width: int, room: int) -> list[Row]:
 
 def measuring(state: TrialState, width: int) -> list[Row]:
     progress = state.progress or Progress("starting", 0.0, state.budget_s)
-    stage = progress.doing
-    if state.stopping:
-        stage = "stopping; the run resumes when the processes have ended" if state.pauses else "stopping"
+    stage = trial_stopping(bool(state.pauses)) if state.stopping else progress.doing
     lines = [
         rule(f"measuring {sets_text(state.trying)}", width),
         *paragraph(f"baseline: {state.base}", width, "dim"),
@@ -209,7 +208,7 @@ class TrialScreen(WidgetScreen):
             self.show(progress=job.progress)
         elif job is not None:
             self._job, self.message = None, ("", "text")
-            self.show(stage="result", stopping=False, saved="", result=job.result, problem=job.problem)
+            self.show(stage="result", stopping=False, saved="", result=job.result, problem=job.failed())
         elif self._refusal and self.view.stage == "choose":
             before, self._refusal = self._refusal, self._trials.refusal()
             if self.view.problem == before != self._refusal:  # what refused the trial may have ended

@@ -10,6 +10,7 @@ from ndd_console.view.keys import TUNING_KEYS, Key
 from ndd_console.view.rows import BLANK, Entry, aligned, paragraph, rule
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import RowList
+from ndd_console.words.stopping import TUNING_STOPPING
 from ndd_console.words.trial import COLUMNS, VERDICTS, setting_texts
 from ndd_engine.text import duration, foreign
 
@@ -89,7 +90,7 @@ class TuningScreen(WidgetScreen):
 
     def look_again(self) -> None:
         source = self._source
-        before, self._drawn = self._drawn, (source.state, source.problem, source.saved)
+        before, self._drawn = self._drawn, (source.state, source.failed(), source.saved)
         if self._drawn != before:
             self.paint_if_current()
 
@@ -105,12 +106,12 @@ class TuningScreen(WidgetScreen):
             if place != self._current:
                 self._current = place
                 self.body.choose(place)
-        if source.problem:
-            return top, [BLANK, *paragraph(source.problem, width, "bad", max(height // 2, 1))]
+        if problem := source.failed():
+            return top, [BLANK, *paragraph(problem, width, "bad", max(height // 2, 1))]
         if state is None:
             return top, [BLANK, (("starting…", "accent"),)]
         if not state.done:
-            stage = "stopping; results so far are kept" if self._stopping else state.stage
+            stage = TUNING_STOPPING if self._stopping else state.stage
             if state.progress is None:
                 return top, [BLANK, ((f"{foreign(stage)}…", "accent"),)]
             return top, [BLANK, *progress_rows(state.progress, stage, width, plot=height >= 18)]
@@ -122,12 +123,12 @@ class TuningScreen(WidgetScreen):
     @property
     def _over(self) -> bool:
         state = self._source.state
-        return bool(self._source.problem) or (state is not None and state.done)
+        return bool(self._source.failed()) or (state is not None and state.done)
 
     def has(self, need: str) -> bool:
         if need == "setting":
             return self.body.chosen is not None
-        return self._over and not self._source.problem and not self._source.saved
+        return self._over and not self._source.failed() and not self._source.saved
 
     def action_open(self) -> None:
         """Show what the table cuts or leaves out at this width."""

@@ -14,9 +14,23 @@ from ndd_console.view.rows import BLANK, Entry, aligned, cells, ends, fit, parag
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList
 from ndd_console.words.blocks import Block
-from ndd_console.words.wizard import COLUMNS, applicable, remark
+from ndd_console.words.machine import DETECTING
+from ndd_console.words.stopping import STOPPING
+from ndd_console.words.wizard import (
+    COLUMNS,
+    ITEMS,
+    TOKENS,
+    VERIFIED,
+    about_text,
+    applicable,
+    heading,
+    label,
+    remark,
+    spread_text,
+    verified_texts,
+)
 from ndd_engine.errors import NddError
-from ndd_engine.text import MISSING, duration, foreign, number, size
+from ndd_engine.text import duration, foreign
 
 from .base import POLL_S, WidgetScreen
 
@@ -32,14 +46,14 @@ _BEFORE: dict[Page, Page] = {
 }  # fmt: skip
 _LISTS = ("workload", "goal", "trade-offs", "verify")  # pages whose body is a list; the others are text
 _NEXT = {"goal": "probe", "probing": "retry", "trade-offs": "file", "verify": "file"}
-_STOPPING = "stopping…"
+_STOPPING = f"{STOPPING}…"
 _PLOT = 10  # rows of the plot
 _CONTINUED = "    "  # before what follows of a long line
 MARKED, BEST = "✔", "●"  # marked for measurement; on the Pareto front
-BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == "items/s")
+BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == ITEMS)
 # Columns to drop if the terminal is too narrow, in this order.
 _DROPPED = (
-    "parameters", "tokens/s", "remark", "accum", "dtype", "total time", "step", "size", "sequence", "ranks", "data",
+    "parameters", TOKENS, "remark", "accum", "dtype", "total time", "step", "size", "sequence", "ranks", "data",
 )  # fmt: skip
 
 
@@ -57,7 +71,7 @@ def trail(page: Page, width: int) -> Row:
 
 def machine_rows(machine: Sequence[Block] | None, width: int) -> list[Row]:
     if machine is None:
-        return [(("detecting the hardware…", "dim"),)]
+        return [((DETECTING, "dim"),)]
     return [rule("this machine", width), *block_rows(machine, width)]
 
 
@@ -92,7 +106,11 @@ def table_rows(
     columns = [
         one for one in COLUMNS if one is sort or (one.name in names and not (alike and one.name == "data"))
     ]
-    heads = [(f"{one.name}▾", "accent") if one is sort else (one.name, "dim") for one in columns]
+    titles = [heading(one, rows) for one in columns]
+    heads = [
+        (f"{title}▾", "accent") if one is sort else (title, "dim")
+        for one, title in zip(columns, titles, strict=True)
+    ]
     best_keys, marked_keys = {one.key for one in best}, {one.key for one in marked}
     grid: list[list[Span]] = [[("", "dim"), *heads, ("", "dim")]]
     for one in rows:
@@ -106,13 +124,7 @@ def table_rows(
 
 
 def about_rows(one: Proposal, width: int) -> list[Row]:
-    most = "at most " if one.lower_bound else ""
-    rates = f"{most}{number(one.items_per_s)} items/s, {most}{number(one.tokens_per_s)} tokens/s"
-    text = f"predicted peak {size(one.memory_bytes)} of {size(one.free_bytes)}; {rates}"
-    text += f"; {number(one.parameters)} parameters"
-    if one.lower_bound:
-        text += "; times are lower bounds from the GPU's peak FLOP/s"
-    return [*paragraph(text, width, "dim"), *paragraph(remark(one, details=True), width, "warn")]
+    return [*paragraph(about_text(one), width, "dim"), *paragraph(remark(one, details=True), width, "warn")]
 
 
 def progress_rows(stage: str, share: float, left_s: float | None, width: int) -> list[Row]:
@@ -122,50 +134,21 @@ def progress_rows(stage: str, share: float, left_s: float | None, width: int) ->
 
 def verified_rows(verified: Sequence[Proposal], recommended: Proposal | None, width: int) -> list[Row]:
     """The names of the columns, then the predictions beside their measurements."""
-    heads = ("", "", "memory", "measured", "error", "step", "measured", "error")
-    grid: list[list[Span]] = [[(name, "dim") for name in heads]]
+    grid: list[list[Span]] = [[(name, "dim") for name in ("", "", *VERIFIED)]]
     for one in verified:
-        known = one.measured
         best = recommended is not None and one.key == recommended.key
-        grid.append([(BEST if best else "", "text"), (_name(one), "text")])
-        if known is None or known.step_s is None:
-            predicted = f"not measured yet; predicted {size(one.memory_bytes)}, {duration(one.step_s)} a step"
-            grid[-1].append((predicted, "dim") if known is None else (known.verdict, "bad"))
-            continue
-        texts = (
-            size(one.memory_bytes), size(known.memory_bytes), _error(one.memory_bytes, known.memory_bytes),
-            duration(one.step_s), duration(known.step_s), _error(one.step_s, known.step_s),
-        )  # fmt: skip
-        grid[-1] += [(text, "text") for text in texts]
+        texts = verified_texts(one)
+        style = "text" if len(texts) > 1 else "dim" if one.measured is None else "bad"
+        cells = [(text, style) for text in texts]
+        grid.append([(BEST if best else "", "text"), (label(one), "text"), *cells])
     return aligned(grid, width, 1)
-
-
-def _name(one: Proposal) -> str:
-    kind = "" if one.model.amp == "off" else f" {one.model.amp}"
-    times = f" x {one.batch.accumulation}" if one.batch.accumulation > 1 else ""
-    if one.present:
-        kind += ", present"
-    model = one.model.size or "model"
-    if one.tokens_per_item:
-        model += f" {one.model.sequence}"
-    return f"{model}, {one.batch.micro}{times}{kind}"
-
-
-def _error(predicted: float | None, measured: float | None) -> str:
-    """Signed relative error of the prediction."""
-    if not predicted or not measured:
-        return MISSING
-    return f"{(predicted / measured - 1) * 100:+.1f} %"
 
 
 def advice_rows(verified: Sequence[Proposal], advice: str, style: str, width: int) -> list[Row]:
     """The recommendation, and how much repeated measurements vary."""
     rows = [BLANK, *paragraph(advice, width, style)] if advice else []
-    spread = max((one.measured.spread or 0.0 for one in verified if one.measured is not None), default=0.0)
-    if spread:
-        text = f"repeated measurements vary by up to {spread * 100:.0f} %; smaller errors are noise"
-        rows += [BLANK, *paragraph(text, width, "dim")]
-    return rows
+    spread = spread_text(verified)
+    return [*rows, BLANK, *paragraph(spread, width, "dim")] if spread else rows
 
 
 def file_rows(lines: Sequence[str], diff: bool, width: int) -> list[Row]:

@@ -23,8 +23,9 @@ import click
 from ndd_console.output.run_log import Output, RunLog
 from ndd_console.process.terminal import restart, restart_text
 from ndd_console.words.finding import urgent_line
-from ndd_console.words.run import STOPPING, summary
-from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, NddError
+from ndd_console.words.run import summary
+from ndd_console.words.stopping import RUN_STOPPING
+from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, INTERRUPTED, TERMINATED, NddError
 from ndd_engine.record.events import Event
 from ndd_engine.record.file import Listener
 from ndd_engine.run import Run, StopNow
@@ -163,8 +164,8 @@ def typing_into(script: Script) -> Iterator[None]:
 
 def reason_of(number: int) -> tuple[str, str]:
     if number == signal.SIGTERM:
-        return "terminated (SIGTERM)", "terminated"
-    return "interrupted (Ctrl-C)", "interrupted"
+        return TERMINATED, "terminated"
+    return INTERRUPTED, "interrupted"
 
 
 def pass_signals_on(run: Run) -> None:
@@ -228,7 +229,7 @@ class Signals:
     def _request(self, run: Run, number: int) -> None:
         if len(self._requests) == 1:
             run.control.request("stop", *reason_of(number))
-            self._say(STOPPING)
+            self._say(RUN_STOPPING)
             return
         run.control.request("kill", *reason_of(number))
         if run.executor.interruptible:

@@ -33,7 +33,7 @@ from ndd_console.process.terminal import (
 from ndd_console.sessions.hosting import captured_for, report_failure
 from ndd_console.words.run import summary
 from ndd_engine.config import read
-from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED
+from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, INTERRUPTED
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir, find_run, runs_root
 from ndd_engine.run import Run
@@ -231,7 +231,7 @@ class Console:
         if run.finished.is_set() and result != "hangup":
             return self._finish(run)
         if result in ("kill", "quit"):  # "quit": a run that was being started
-            run.control.request("kill", "interrupted (Ctrl-C)", "interrupted")
+            run.control.request("kill", INTERRUPTED, "interrupted")
             self._begin()  # a run that has not started ends immediately and records that
             return self._finish(run, self._patience_s)
         self._begin()
@@ -275,7 +275,7 @@ class Console:
 def _abandon(run: Run) -> None:
     """The engine hangs in native code: close the record and terminate the process."""
     step = run.recorder.snapshot().step
-    reason = "interrupted (Ctrl-C) while a call did not return"
+    reason = f"{INTERRUPTED} while a call did not return"
     run.put(EndEvent("interrupted", reason, step, EXIT_INTERRUPTED))
     run.close()
     click.echo(f"run {run.directory.name}: a call did not return; terminated at step {step:,}", err=True)

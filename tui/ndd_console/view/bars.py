@@ -188,7 +188,7 @@ def progress_rows(progress: Progress, stage: str, width: int, *, plot: bool = Tr
     return rows
 
 
-_LEFT = 9  # cells of the labels
+_LEFT = 9  # least cells of the labels
 
 
 def plot_rows(
@@ -200,8 +200,14 @@ def plot_rows(
     sentence takes the place of the plot. [] if there is nothing to compare, or no room.
     """
     points = [one for one in rows if one.memory_bytes is not None and one.items_per_s]
-    inner = width - _LEFT
-    if len(points) < 2 or inner < 10 or height < 4:
+    if len(points) < 2 or height < 4:
+        return []
+    from ndd_console.words.wizard import item_unit
+
+    unit = shorten(item_unit(points[0]), width // 4)
+    left = max(cells(unit) + 2, _LEFT)
+    inner = width - left
+    if inner < 10:
         return []
     sizes = [one.memory_bytes or 0 for one in points]
     speeds = [one.items_per_s or 0.0 for one in points]
@@ -211,7 +217,7 @@ def plot_rows(
     level = int((1 - slowest / fastest) * (height - 2)) == 0
     alike = size(least) == size(most)
     if level and alike:
-        text = f"all {len(points):,} need {size(most)} and process {speed} items/s: nothing to plot"
+        text = f"all {len(points):,} need {size(most)} and process {speed} {unit}: nothing to plot"
         return [((shorten(text, width), "dim"),)]
     height = 2 if level else height
     # The axis starts at 0 unless the values are so close that their differences would be hidden.
@@ -231,12 +237,12 @@ def plot_rows(
     for one, mark, style in marks:
         y = int((1 - (one.items_per_s or 0.0) / fastest) * (height - 2))
         grid[y][column_of(one.memory_bytes or 0)] = (mark, style)
-    unit = [] if level else ["items/s"]
-    labels = [number(fastest), *unit, *[""] * (height - 3 - len(unit)), "0"][: height - 1]
+    units = [] if level else [unit]
+    labels = [number(fastest), *units, *[""] * (height - 3 - len(units)), "0"][: height - 1]
     lines = zip(labels, grid, strict=True)
-    out: list[Row] = [((label.rjust(_LEFT - 2) + " ┤", "dim"), *line) for label, line in lines]
+    out: list[Row] = [((label.rjust(left - 2) + " ┤", "dim"), *line) for label, line in lines]
     first, last = size(least) if least else "0", size(most)
-    title = f"memory, at {speed} items/s" if level else "memory"
+    title = f"memory, at {speed} {unit}" if level else "memory"
     axis = f"{first}{title.center(max(inner - cells(first) - cells(last), cells(title) + 2))}{last}"
     axis = f"all need {size(most)}".center(inner) if alike else axis
-    return [fit(row, width) for row in (*out, ((" " * _LEFT, "dim"), (shorten(axis, inner), "dim")))]
+    return [fit(row, width) for row in (*out, ((" " * left, "dim"), (shorten(axis, inner), "dim")))]

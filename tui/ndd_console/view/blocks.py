@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ndd_console.words.blocks import percent
+from ndd_console.words.blocks import whole_percent
 from ndd_console.words.run import (
     epoch_of,
     epoch_text,
@@ -180,7 +180,7 @@ def progress(snapshot: Snapshot, width: int, waited_s: float | None) -> Row:
     took = f"took {duration(snapshot.elapsed_s)}" if snapshot.final else f"{left:>13}" if left else ""
     whole = f" of {total}" if width >= 90 and run.total_steps else ""
     pieces = [  # (rank, text): the highest rank is dropped first
-        (0, f"{percent(share) if run.total_steps else MISSING:>5}"),
+        (0, f"{whole_percent(share) if run.total_steps else MISSING:>5}"),
         (1, f"step {snapshot.step:>{len(total)},}{whole}"),
         (3, f"{steps_rate(snapshot):>12}"),
         *([(2, took)] if took else []),
@@ -317,7 +317,7 @@ class StepTable:
         label = "  " + foreign(part) if part else phase.name
         figures = exact.get(phase.name) or self.milliseconds(phase.host_ns)
         step_ns = self.snapshot.step_ns
-        share = percent(phase.host_ns / step_ns if step_ns else phase.share)
+        share = whole_percent(phase.host_ns / step_ns if step_ns else phase.share)
         if step_ns and phase.name in ASIDES:
             figures, share = f"+{figures.strip()}".rjust(_FIGURE), f"+{share}"
         last = "" if total else "".join(self.milliseconds(getattr(phase, f"{name}_ns")) for name in self.more)
@@ -347,7 +347,7 @@ def idle_heading(snapshot: Snapshot, width: int) -> str:
     what = "GPU idle" if on_gpu(snapshot.run) else "compute idle" if width >= 34 else "idle"
     shown = "host clock" if idle.method == "host" else foreign(idle.method)
     method = f" ({shown})" if idle.share is not None else ""
-    share = percent(idle.share)
+    share = whole_percent(idle.share)
     # "<1 %" cannot be a lower bound, too.
     bound = ">" if idle.share is not None and idle.reason == LOWER_BOUND and not share.startswith("<") else ""
     return f"{what} {bound}{share}{method}"
@@ -363,7 +363,7 @@ def idle_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
     out: list[Row] = []
     for cause, share in causes:
         style = "wait" if cause == "waiting for data" and share >= 0.1 else "text"
-        out.append(ends(((foreign(cause), style),), ((percent(share), style),), width))
+        out.append(ends(((foreign(cause), style),), ((whole_percent(share), style),), width))
     about = foreign(idle.reason)
     if snapshot.final:
         about = about.removesuffix(PRESS_K)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ndd_console.words.stopping import AFTER_CHECKPOINT
+
 from .style import status_span
 
 _STATUS_TEXT = {
@@ -10,7 +12,7 @@ _STATUS_TEXT = {
     "evaluating": "evaluating on held-out data",
     "checkpointing": "saving a checkpoint",
     "paused": "paused by a key, a command or a trial",
-    "stopping": "saving a checkpoint, then stopping",
+    "stopping": AFTER_CHECKPOINT,
     "done": "all steps are done",
     "stopped": "stopped on request, after a checkpoint",
     "failed": "ended with an error",

@@ -18,12 +18,12 @@ from ndd_console.words.run import (
     metrics_text,
     micro_steps,
     rates,
-    resume_text,
     work_short,
     work_texts,
 )
 from ndd_engine.diagnose import ENDINGS, Finding
 from ndd_engine.record.event import Ranks
+from ndd_engine.record.rundir import resume_text
 from ndd_engine.record.snapshot import Snapshot, TimedMark
 from ndd_engine.text import MISSING, counted, foreign, number, size
 

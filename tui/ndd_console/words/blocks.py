@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from ndd_engine.text import MISSING, counted, duration, finite, foreign, number, size
+from ndd_engine.text import MISSING, counted, duration, factor, finite, foreign, number, percent, size, times
 
 # How values are formatted; "plain" values carry a unit of their own.
 Kind = Literal["plain", "share", "bytes", "seconds"]
@@ -29,33 +29,19 @@ def small(value: float | None, digits: int = 3) -> str:
     return f"{value:.3g}"
 
 
-def percent(share: float | None) -> str:
-    """A share as a percentage: "57 %"; small shares: "<1 %"."""
+def whole_percent(share: float | None) -> str:
+    """A share where there is little room: "57 %"; small ones: "<1 %"."""
     share = finite(share)
     if share is None:
         return MISSING
     return "<1 %" if 0 < share < 0.005 else f"{share * 100:.0f} %"
 
 
-def share_text(share: float | None) -> str:
-    """A share as a percentage, with one more digit below 10 %: "57 %", "1.2 %", "<0.1 %"."""
-    if share is None:
-        return MISSING
-    if 0 < share < 0.0005:
-        return "<0.1 %"
-    return f"{share * 100:.0f} %" if share >= 0.0995 or share == 0 else f"{share * 100:.1f} %"
-
-
 def formatter(kind: Kind, unit: str = "") -> Callable[[float | None], str]:
     """A function that formats one value with its unit."""
     if kind == "plain":
         return lambda value: small(value, 4) + (f" {unit}" if unit and value is not None else "")
-    return {"share": share_text, "bytes": size, "seconds": duration}[kind]
-
-
-def times(ratio: float) -> str:
-    """A speed ratio with three digits: "1.42x", "12.3x"."""
-    return f"{ratio:.2f}x" if ratio < 10 else f"{ratio:.3g}x"
+    return {"share": percent, "bytes": size, "seconds": duration}[kind]
 
 
 def at_most(ceiling: float) -> str:
@@ -69,7 +55,7 @@ def interval_text(ratio: float | None, low: float | None, high: float | None) ->
         return ""
     if low is None or high is None:
         return times(ratio)
-    return f"{times(ratio)} ({times(low)[:-1]} to {times(high)[:-1]})"
+    return f"{times(ratio)} ({factor(low)} to {factor(high)})"
 
 
 def moment(t: float | None) -> str:

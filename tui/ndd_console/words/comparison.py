@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from ndd_engine.text import MISSING, number, plural, rate, size
 from ndd_engine.trial.compare import NOT_SET, Comparison, Difference, Recorded, SeveralCompared, phase_names
@@ -27,6 +27,22 @@ _DIFF = 100  # lines of a diff that are shown
 def unlike_text(comparison: Comparison) -> str:
     """Why the figures may be misleading, in one line; "" if they are not."""
     return f"not directly comparable: {'; '.join(comparison.unlike)}" if comparison.unlike else ""
+
+
+def unlike_texts(comparison: SeveralCompared) -> Iterator[str]:
+    """Which runs are not directly comparable with A, and why."""
+    for letter, candidate in zip(LETTERS[1:], comparison.candidates, strict=False):
+        which = f"A and {letter}" if len(comparison.candidates) > 1 else "the runs"
+        if text := unlike_text(candidate):
+            yield f"{which} are {text}"
+
+
+def checked_texts(outcomes: Sequence[str | None], share: float) -> Iterator[str]:
+    """Whether each run is slower than A by more than a share. outcomes: of `Comparison.slower_than`."""
+    by = f"slower than A by more than {share * 100:.3g} %"
+    for letter, outcome in zip(LETTERS[1:], outcomes, strict=False):
+        words = {"slower": f"{letter} is {by}", "not slower": f"{letter} is not {by}"}
+        yield words.get(outcome or "", f"inconclusive whether {letter} is {by}")
 
 
 def two_compared(comparison: Comparison) -> Iterator[Block]:

@@ -16,7 +16,7 @@ from ndd_engine.record.events import (
     StacksEvent,
 )
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import MISSING, counted, finite, number, printable, size
+from ndd_engine.text import MISSING, counted, finite, number, percent, printable, size
 
 from .blocks import (
     Bars,
@@ -25,7 +25,6 @@ from .blocks import (
     Table,
     Text,
     ns,
-    share_text,
 )
 from .finding import verdict
 from .run import setting
@@ -77,7 +76,7 @@ def functions(snapshot: Snapshot, profiled: FunctionsEvent) -> Table:
     """The functions of a profiled step by their own time, longest first."""
     rows = tuple(
         (
-            share_text(item.share), ns(item.ns), number(item.calls), item.phase or MISSING,
+            percent(item.share), ns(item.ns), number(item.calls), item.phase or MISSING,
             f"{item.file}:{item.line} in {item.name}", item.caller,
         )
         for item in View(replace(snapshot, functions=profiled)).functions[:_TOP]
@@ -99,7 +98,7 @@ def stacks(samples: StacksEvent) -> Table:
     """
     rows = tuple(
         (
-            share_text((finite(frame[4]) or 0.0) / samples.looks), str(frame[0]),
+            percent((finite(frame[4]) or 0.0) / samples.looks), str(frame[0]),
             "all of backward; by module in a profiler capture"
             if frame[3] == ENGINE else f"{frame[1]}:{frame[2]} in {frame[3]}",
         )
@@ -120,14 +119,14 @@ def capture(kernels: KernelsEvent, step: int = 0) -> list[Block]:
     note = (
         f"Exact, over {counted(kernels.steps, 'step')} of {ns(wall / steps)}. Measured with "
         f"{METHODS.get(kernels.method, kernels.method)}. Steps are slower under the profiler. Busy "
-        f"{share_text(kernels.busy_ns / wall)}, of which copying {share_text(kernels.copy_ns / wall)}; "
+        f"{percent(kernels.busy_ns / wall)}, of which copying {percent(kernels.copy_ns / wall)}; "
         f"{number(kernels.launches / steps)} launches per step."
     )
     note += f" Trace: {kernels.trace}." if kernels.trace else ""
     rows = []
     for name, *figures in (kernel[:3] for kernel in kernels.top[:_TOP] if len(kernel) >= 3):
         total_ns, calls = (finite(figure) or 0.0 for figure in figures)
-        rows.append((share_text(total_ns / wall), ns(total_ns / steps), number(calls / steps), str(name)))
+        rows.append((percent(total_ns / wall), ns(total_ns / steps), number(calls / steps), str(name)))
     longest = Table(
         f"Longest kernels and operators in the {at}",
         ("share", "time per step", "calls per step", "kernel or operator"),
@@ -150,14 +149,14 @@ def capture(kernels: KernelsEvent, step: int = 0) -> list[Block]:
         _by_owner(kernels, by_module[: 2 * _TOP], "module", at, modules),
         _by_owner(kernels, by_line[:_TOP], "line", at, lines),
     )
-    bars = idle_bars(f"Idle {share_text(sum(causes.values()))} in the {at}", causes, note)
+    bars = idle_bars(f"Idle {percent(sum(causes.values()))} in the {at}", causes, note)
     return [bars, *(table for table in tables if table.rows)]
 
 
 def idle_bars(title: str, causes: dict[str, float], note: str) -> Bars:
     """Shares of idle time by cause, largest first."""
     rows = tuple(
-        (cause, share, share_text(share), colour(cause, index))
+        (cause, share, percent(share), colour(cause, index))
         for index, (cause, share) in enumerate(sorted(causes.items(), key=lambda item: -item[1]))
     )
     return Bars(title, rows, note)
@@ -171,7 +170,7 @@ def _by_owner(
     rows = []
     for name, *figures in owners:
         forward, backward, calls = (finite(value) or 0.0 for value in figures)
-        share = share_text((forward + backward) / kernels.wall_ns)
+        share = percent((forward + backward) / kernels.wall_ns)
         rows.append((share, ns(forward / steps), ns(backward / steps), number(calls / steps), name))
     columns = ("share", "forward per step", "backward per step", "calls per step", title)
     heading = f"Forward and backward by {title} in the {at}"

@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from ndd_engine.diagnose import CAUSES, Change, Finding
 from ndd_engine.record.events import DeathEvent, Event, FindingEvent, MarkEvent, StallEvent
 from ndd_engine.record.figures import death_text
+from ndd_engine.text import percent
 
-from .blocks import COMMAND, PLACE, Tone, Verdict, at_most, percent
+from .blocks import COMMAND, PLACE, Tone, Verdict, at_most
 
 POTENTIAL_GAIN = "upper bound: the speedup without this cause if no other bottleneck took its place"
 # Causes that are not a problem; they take one line, in this style.

@@ -14,6 +14,8 @@ from ndd_engine.text import MISSING, counted, duration, number, size
 
 from .blocks import Block, Facts, Text
 
+DETECTING = "detecting the hardware…"
+
 
 def machine_blocks(machine: Machine) -> Iterator[Block]:
     for gpu in machine.gpus:

@@ -12,11 +12,23 @@ from ndd_engine.diagnose.process_rules import milliseconds, subject
 from ndd_engine.record.event import ASIDES, Ranks, RanksEvent
 from ndd_engine.record.events import EndEvent, RunEvent, SettingEvent, WorkEvent
 from ndd_engine.record.figures import bad_loss_text
-from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.rundir import RunDir, resume_text
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import MISSING, counted, duration, finite, foreign, number, plural, printable, rate, size
+from ndd_engine.text import (
+    MISSING,
+    counted,
+    duration,
+    finite,
+    foreign,
+    number,
+    percent,
+    plural,
+    printable,
+    rate,
+    size,
+)
 
-from .blocks import Facts, Table, at_most, ns, percent, share_text, small
+from .blocks import Facts, Table, at_most, ns, small
 from .finding import finding_line, first_command
 
 # The status in which a run has no speed and no time left.
@@ -127,9 +139,9 @@ def prefixed(value: float | None) -> str:
     return f"{number(value / scale)} {letter}"
 
 
-def _percent(share: float | None) -> str:
-    """A share of the peak; two significant digits below 10 %, since tiny models stay far below 1 %."""
-    return MISSING if share is None else f"{share * 100:.0f} %" if share >= 0.1 else f"{share * 100:.2g} %"
+def _of_peak(share: float | None) -> str:
+    """Two significant digits below 10 %, since tiny models stay far below 1 %: "34 %", "0.00053 %"."""
+    return percent(share) if share is None or share >= 0.1 else f"{share * 100:.2g} %"
 
 
 def work_texts(snapshot: Snapshot) -> list[str]:
@@ -140,7 +152,7 @@ def work_texts(snapshot: Snapshot) -> list[str]:
     mfu = f"MFU {MISSING}: {foreign(throughput.reason)}"
     if throughput.peak_flops_per_s is not None:
         peak = f"{flops(throughput.peak_flops_per_s)} ({foreign(throughput.peak_kind)} dense)"
-        mfu = f"MFU {_percent(throughput.mfu)} of {peak}"
+        mfu = f"MFU {_of_peak(throughput.mfu)} of {peak}"
     intensity = f"intensity {MISSING}"
     if throughput.intensity is not None:
         side = f": {throughput.side}-bound side" if throughput.side else ""
@@ -153,7 +165,7 @@ def work_short(snapshot: Snapshot) -> str:
     throughput = snapshot.throughput
     if throughput.flops_per_s is None or snapshot.status == PAUSED:
         return ""
-    mfu = "" if throughput.mfu is None else f", MFU {_percent(throughput.mfu)}"
+    mfu = "" if throughput.mfu is None else f", MFU {_of_peak(throughput.mfu)}"
     return flops(throughput.flops_per_s) + mfu
 
 
@@ -252,7 +264,7 @@ def ranks_facts(snapshot: Snapshot, ranks: Ranks) -> Facts:
     """The parts of a step, the straggler, and the memory of the ranks."""
     step, hidden = ranks.step_ns or 1.0, f"{ns(ranks.hidden_ns)} of exchange, hidden by work"
     parts = (
-        (label, f"{ns(value)} ({share_text(value / step)})")
+        (label, f"{ns(value)} ({percent(value / step)})")
         for label, value in (("work", ranks.own_ns), ("exchange", ranks.exchange_ns), ("skew", ranks.skew_ns))
     )
     memory = (
@@ -305,7 +317,7 @@ def phases_table(snapshot: Snapshot, ranks: Ranks) -> Table:
         longest, rank = ranks.longest.get(phase.name, (None, None))
         whose = MISSING if longest is None else "varies" if rank is None else f"rank {number(rank)}"
         if phase.host_ns > 0:
-            share = share_text(phase.host_ns / (ranks.step_ns or 1.0))
+            share = percent(phase.host_ns / (ranks.step_ns or 1.0))
             rows.append((phase.name, ns(phase.host_ns), share, ns(longest), whose))
     columns = ("phase", "mean per step", "share", "longest", "of")
     note = f"The most recent {counted(ranks.windows, 'window')}."
@@ -314,7 +326,6 @@ def phases_table(snapshot: Snapshot, ranks: Ranks) -> Table:
 
 # In the summary of a run.
 MOST_FINDINGS = 3
-STOPPING = "stopping after a checkpoint; press Ctrl-C again to stop immediately"
 LOST = "the process ended unexpectedly (kill -9 or power loss?)"
 
 
@@ -381,10 +392,6 @@ def versions_text(run: RunEvent) -> str:
 def metrics_text(metrics: Mapping[str, float | None]) -> str:
     """ "loss 1.520, bits 2.19"."""
     return ", ".join(f"{name} {number(value, 4)}" for name, value in metrics.items()) or MISSING
-
-
-def resume_text(name: str) -> str:
-    return f"resume with: ndd-console train --resume {name}"
 
 
 def end_text(snapshot: Snapshot) -> str:

@@ -9,9 +9,9 @@ from ndd_engine.record.events import PHASES
 from ndd_engine.record.figures import IDLE_CAUSES
 from ndd_engine.recordings.snapshots import ERROR, DeviceMemory, Limit, Moment, SnapshotUse
 from ndd_engine.recordings.traces import DeviceUse, TraceUse, findings
-from ndd_engine.text import counted, printable, size
+from ndd_engine.text import counted, percent, printable, size
 
-from .blocks import Block, Facts, Page, Section, Table, Text, clip, moment, ns, share_text
+from .blocks import Block, Facts, Page, Section, Table, Text, clip, moment, ns
 from .finding import POTENTIAL_GAIN, verdict
 
 _NAME = 70  # characters shown of a kernel's name
@@ -22,7 +22,7 @@ def phases(use: TraceUse) -> Table:
     each = len(use.steps) or 1
     rows = tuple(
         (
-            phase, share_text(value / use.wall_ns), ns(value / each),
+            phase, percent(value / use.wall_ns), ns(value / each),
             printable(use.sources.get(phase, "the rest")),
         )
         for phase, value in sorted(use.phase_ns(use.begin, use.end).items(), key=lambda item: -item[1])
@@ -44,24 +44,24 @@ def examined(use: TraceUse) -> str:
 def device_blocks(device: DeviceUse) -> Iterator[Block]:
     spent, wall = device.time, device.time.wall_ns
     gpu = device.index is not None
-    exposed = f"exposed {share_text(spent.exposed_ns / wall)}, hidden {share_text(_hidden_ns(device) / wall)}"
+    exposed = f"exposed {percent(spent.exposed_ns / wall)}, hidden {percent(_hidden_ns(device) / wall)}"
     yield Facts.of(
-        ("busy", share_text(1 - device.idle)),
-        ("idle", share_text(device.idle)),
+        ("busy", percent(1 - device.idle)),
+        ("idle", percent(device.idle)),
         ("communication", exposed if spent.collective_ns else ""),
-        ("copies", share_text(spent.copy_ns / wall) if gpu else ""),
+        ("copies", percent(spent.copy_ns / wall) if gpu else ""),
         ("kernels launched", f"{spent.launches:,}" if gpu else ""),
         title=device_text(device),
     )
     causes = tuple(
-        (cause, share_text(spent.idle_ns[cause] / wall), ns(spent.idle_ns[cause]))
+        (cause, percent(spent.idle_ns[cause] / wall), ns(spent.idle_ns[cause]))
         for cause in IDLE_CAUSES
         if cause in spent.idle_ns
     )
     if causes:
         yield Table("Idle by cause", ("cause", "share", "time"), causes, frozenset({1, 2}))
     names = ((clip(str(name), _NAME), int(total), count) for name, total, count in spent.top)
-    top = tuple((share_text(total / wall), f"{count:,}x", name) for name, total, count in names)
+    top = tuple((percent(total / wall), f"{count:,}x", name) for name, total, count in names)
     kind = "kernel" if gpu else "operator"
     yield Table(f"Longest {kind}s", ("share", "calls", kind), top, frozenset({0, 1}))
 
@@ -86,8 +86,8 @@ def ranks_table(uses: Sequence[TraceUse]) -> Table:
             cause = max(spent.idle_ns, key=spent.idle_ns.__getitem__, default="none")
             rows.append((
                 "-" if use.rank is None else str(use.rank), printable(use.path.name),
-                "-" if device.index is None else str(device.index), ns(wall), share_text(1 - device.idle),
-                share_text(device.idle), share_text(spent.exposed_ns / wall), share_text(_hidden_ns(device) / wall),
+                "-" if device.index is None else str(device.index), ns(wall), percent(1 - device.idle),
+                percent(device.idle), percent(spent.exposed_ns / wall), percent(_hidden_ns(device) / wall),
                 cause,
             ))  # fmt: skip
     columns = ("rank", "file", "gpu", "wall", "busy", "idle", "exposed", "hidden", "main cause of idle time")
@@ -156,7 +156,7 @@ def _moment(title: str, moment: Moment, when: bool = False) -> Iterator[tuple[st
         return
 
     def part(count: int) -> str:
-        return f"{size(count)} ({share_text(count / reserved)})"
+        return f"{size(count)} ({percent(count / reserved)})"
 
     if active is None:
         yield "not requested", f"{part(reserved - requested)}: rounding, unused, fragmented"
@@ -168,7 +168,7 @@ def _moment(title: str, moment: Moment, when: bool = False) -> Iterator[tuple[st
 def _owners(moment: Moment, title: str) -> Iterator[Block]:
     total = max(moment.requested_bytes, 1)
     rows = tuple(
-        (size(each.requested_bytes), share_text(each.requested_bytes / total), f"{each.count:,}x", each.place)
+        (size(each.requested_bytes), percent(each.requested_bytes / total), f"{each.count:,}x", each.place)
         for each in moment.owners[:_LINES]
     )
     rest = [owner.requested_bytes for owner in moment.owners[_LINES:]]

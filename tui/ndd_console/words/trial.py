@@ -13,6 +13,7 @@ from .blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Te
 from .finding import command_text, verdict
 
 if TYPE_CHECKING:
+    from ndd_engine.script.edits import Edit
     from ndd_engine.trial.claims import Claim, ClaimResult
     from ndd_engine.trial.outcome import Progress
     from ndd_engine.trial.scaling import ScalingRow, ScalingState
@@ -101,6 +102,19 @@ def conditions(trial: TrialEvent) -> str:
     return text + ("; whether it is in effect cannot be verified" if trial.in_effect is None else "")
 
 
+def left_out_text(share: float) -> str:
+    """What a trial of an argument of a script leaves out. share: of the recorded time."""
+    return (
+        f"evaluations and checkpoints, {percent(share)} of the recorded run, are left out of a trial; if the argument "
+        "is about them, run the script with it and compare the two runs"
+    )
+
+
+def edit_lines(edit: Edit) -> list[str]:
+    """The edit that makes a change in a script, and what has to be done by hand."""
+    return ["", "to make this change in your script:", *edit.diff, *(f"  {text}" for text in edit.advice)]
+
+
 def trials_blocks(trials: Sequence[TrialEvent], name: str) -> list[Block]:
     """All trials of a run, as plot, table and text. name: of the run, for the command."""
     newest = trials[-_NEWEST:]
@@ -151,6 +165,18 @@ def setting_texts(row: TuningRow) -> tuple[str, ...]:
     return row.state, row.candidate.title, *figures, row.reason or verdict
 
 
+def to_measure_text(rows: Sequence[TuningRow]) -> str:
+    """The settings that tuning begins with."""
+    waiting = [row.candidate.name for row in rows if row.state == "waiting"]
+    return f"{counted(len(waiting), 'setting')} to measure: {', '.join(waiting) or 'none'}"
+
+
+def setting_line(row: TuningRow) -> str:
+    """ "kept workers-4: 1.42x (1.35 to 1.49) faster"."""
+    ratio = f" {ratio_text(row.trial)}" if row.trial and row.trial.ratio is not None else ""
+    return f"{row.state} {row.candidate.name}:{ratio} {row.reason}"
+
+
 def tuning_blocks(state: TuningState) -> Iterator[Block]:
     """The settings that were asked for, and the result in a sentence."""
     from ndd_engine.trial.tuning import NOT_ASKED
@@ -161,7 +187,6 @@ def tuning_blocks(state: TuningState) -> Iterator[Block]:
     yield Text(state.text)
 
 
-_COLUMNS = ("", "step", "items/s", "of linear", "exchange", "skew", "memory")
 # Findings that are shown for each number of ranks.
 _MOST_FINDINGS = 2
 
@@ -174,7 +199,9 @@ def scaling_blocks(state: ScalingState, name: str) -> Iterator[Block]:
         yield Text(state.failed, "bad")
     yield Text(state.batch_text)
     rows = tuple((row.point.name, *_figures(row)) for row in state.rows)
-    yield Table("", _COLUMNS, rows, frozenset(range(1, len(_COLUMNS))))
+    unit = next((row.facts["unit"] for row in state.rows if row.facts.get("unit")), "item")
+    columns = ("", "step", f"{plural(unit)}/s", "of linear", "exchange", "skew", "memory")
+    yield Table("", columns, rows, frozenset(range(1, len(columns))))
     for row in state.rows:
         if row.text and not state.failed:
             yield Text(row.text)

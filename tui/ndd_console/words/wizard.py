@@ -6,18 +6,22 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ndd_engine.text import MISSING, counted, duration, number, plural, size
-from ndd_engine.wizard.proposals import Proposal, by_speed, slowness
+from ndd_engine.text import MISSING, counted, duration, foreign, number, plural, size
+from ndd_engine.wizard.proposals import Proposal, by_speed, slowness, usable_bytes
 
-from .blocks import Block, Table, Text
+from .blocks import Block, Facts, Table, Text
+from .machine import peak_rows
 
 if TYPE_CHECKING:
+    from ndd_engine.hardware.gpus import GpuProfile
     from ndd_engine.predict.probe_process import Opened
     from ndd_engine.wizard.planner import Situation
     from ndd_engine.wizard.session import Choice, ProposalSet
 
 _LARGE = float("inf")
-_SHOWN = ("size", "sequence", "dtype", "ranks", "micro", "accum", "memory", "step", "items/s", "total time")
+ITEMS, TOKENS = "items/s", "tokens/s"  # columns; their headings name the items and tokens of the workload
+_SHOWN = ("size", "sequence", "dtype", "ranks", "micro", "accum", "memory", "step", ITEMS, "total time")
+_LOWER_BOUNDS = "times are lower bounds from the GPU's peak FLOP/s"
 # Maximum rows of the table of proposals that were not measured.
 _ROWS = 12
 
@@ -39,6 +43,10 @@ def _bound(proposal: Proposal, text: str, sign: str = "≥") -> str:
     return sign + text if proposal.lower_bound else text
 
 
+def _over(count: int) -> str:
+    return f"over the limit by {size(count)}"
+
+
 def _ranks(proposal: Proposal) -> str:
     return f"{proposal.layout.ranks} {proposal.layout.strategy}" if proposal.layout.ranks > 1 else "1"
 
@@ -53,9 +61,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("memory", lambda row: size(row.memory_bytes), lambda row: _or(row.memory_bytes)),
     Column("data", lambda row: "GPU" if row.placement == "device" else "host", lambda row: row.placement),
     Column("step", lambda row: _bound(row, duration(row.step_s)), lambda row: _or(row.step_s)),
-    Column("items/s", lambda row: _bound(row, number(row.items_per_s), "≤"), slowness),
+    Column(ITEMS, lambda row: _bound(row, number(row.items_per_s), "≤"), slowness),
     Column(
-        "tokens/s", lambda row: _bound(row, number(row.tokens_per_s), "≤"), lambda row: -(row.tokens_per_s or 0.0)
+        TOKENS, lambda row: _bound(row, number(row.tokens_per_s), "≤"), lambda row: -(row.tokens_per_s or 0.0)
     ),
     Column("total time", lambda row: _bound(row, duration(row.total_s)), lambda row: _or(row.total_s)),
     Column("parameters", lambda row: number(row.parameters), lambda row: row.parameters),
@@ -65,7 +73,7 @@ APPLIES: dict[str, Callable[[Proposal], Any]] = {
     "size": lambda row: row.model.size,
     "ranks": lambda row: row.layout.ranks > 1,
     "sequence": lambda row: row.tokens_per_item,
-    "tokens/s": lambda row: row.tokens_per_item,
+    TOKENS: lambda row: row.tokens_per_item,
 }
 
 
@@ -74,13 +82,29 @@ def applicable(rows: Sequence[Proposal], names: Iterable[str]) -> list[str]:
     return [name for name in names if name not in APPLIES or any(map(APPLIES[name], rows))]
 
 
+def item_unit(proposal: Proposal) -> str:
+    """ "windows/s"."""
+    return f"{plural(foreign(proposal.item))}/s"
+
+
+def token_unit(proposal: Proposal) -> str:
+    """ "characters/s"."""
+    return f"{plural(foreign(proposal.token or 'token'))}/s"
+
+
+def heading(column: Column, rows: Sequence[Proposal]) -> str:
+    """The name of a column; of a rate, with what the workload calls its items or tokens."""
+    units = {ITEMS: item_unit, TOKENS: token_unit}
+    return units[column.name](rows[0]) if rows and column.name in units else column.name
+
+
 def remark(proposal: Proposal, details: bool = False) -> str:
     """Whether it fits, measurements and disadvantages. details: with memory, spread and reasons."""
     words, known = ["present configuration"] if proposal.present else [], proposal.measured
     if not proposal.allowed:
         words.append("outside the limits")
     if proposal.missing_bytes:
-        words.append(f"does not fit: over the limit by {size(proposal.missing_bytes)}")
+        words.append(f"does not fit: {_over(proposal.missing_bytes)}")
     if known is not None and known.step_s is None:
         words.append(known.verdict)
     elif known is not None:
@@ -89,12 +113,77 @@ def remark(proposal: Proposal, details: bool = False) -> str:
         spread = varies if details else ""
         words.append(f"measured {memory}{duration(known.step_s)} per step{spread}")
     if proposal.over_bytes:
-        words.append(f"measured memory is over the limit by {size(proposal.over_bytes)}")
+        words.append(f"measured memory is {_over(proposal.over_bytes)}")
     if proposal.doubt and proposal.memory_bytes is not None:
         words.append("low confidence in memory" + (f" ({proposal.doubt})" if details else ""))
     if details and proposal.placement == "device":
         words.append("data on the GPU")
     return "; ".join([*words, proposal.cost] if proposal.cost else words)
+
+
+def about_text(proposal: Proposal) -> str:
+    """What is predicted of a proposal."""
+    most = "at most " if proposal.lower_bound else ""
+    rates = [f"{most}{number(proposal.items_per_s)} {item_unit(proposal)}"]
+    if proposal.tokens_per_item:
+        rates.append(f"{most}{number(proposal.tokens_per_s)} {token_unit(proposal)}")
+    memory = f"predicted peak {size(proposal.memory_bytes)} of {size(proposal.free_bytes)}"
+    text = f"{memory}; {', '.join(rates)}; {number(proposal.parameters)} parameters"
+    return f"{text}; {_LOWER_BOUNDS}" if proposal.lower_bound else text
+
+
+def label(proposal: Proposal) -> str:
+    """ "guide 256, 64 x 2 bf16": model, batch and what sets it apart."""
+    kind = "" if proposal.model.amp == "off" else f" {proposal.model.amp}"
+    times = f" x {proposal.batch.accumulation}" if proposal.batch.accumulation > 1 else ""
+    if proposal.present:
+        kind += ", present"
+    model = proposal.model.size or "model"
+    if proposal.tokens_per_item:
+        model += f" {proposal.model.sequence}"
+    return f"{model}, {proposal.batch.micro}{times}{kind}"
+
+
+# Columns of `verified_texts`, after the name of a proposal.
+VERIFIED = ("memory", "measured", "error", "step", "measured", "error")
+
+
+def verified_texts(proposal: Proposal) -> tuple[str, ...]:
+    """The predictions beside their measurements, or one text in place of them: that or why there are none."""
+    known = proposal.measured
+    if known is None:
+        predicted = f"{size(proposal.memory_bytes)}, {duration(proposal.step_s)} a step"
+        return (f"not measured yet; predicted {predicted}",)
+    if known.step_s is None:
+        return (known.verdict,)
+    memory, time = (proposal.memory_bytes, known.memory_bytes), (proposal.step_s, known.step_s)
+    return *map(size, memory), _error(*memory), *map(duration, time), _error(*time)
+
+
+def _error(predicted: float | None, measured: float | None) -> str:
+    """Signed relative error of the prediction."""
+    if not predicted or not measured:
+        return MISSING
+    return f"{(predicted / measured - 1) * 100:+.1f} %"
+
+
+def spread_text(verified: Sequence[Proposal]) -> str:
+    """How much repeated measurements vary; "" if that is unknown."""
+    spread = max((one.measured.spread or 0.0 for one in verified if one.measured is not None), default=0.0)
+    return (
+        f"repeated measurements vary by up to {spread * 100:.0f} %; smaller errors are noise"
+        if spread
+        else ""
+    )
+
+
+def other_gpu_blocks(gpu: GpuProfile) -> Iterator[Block]:
+    """A GPU that is not in this machine."""
+    yield Text(f"proposals are for another GPU: {gpu.name} (from its specifications)")
+    memory = f"{gpu.memory_gb:g} GB, {size(usable_bytes(gpu))} usable"
+    yield Facts(
+        (("memory", memory), *peak_rows(gpu), ("", f"nothing is measured on this machine; {_LOWER_BOUNDS}"))
+    )
 
 
 def proposal_blocks(
@@ -121,7 +210,7 @@ def proposal_blocks(
         )
         for proposal in shown
     )
-    yield Table("", ("", *(column.name for column in columns), ""), rows)
+    yield Table("", ("", *(heading(column, shown) for column in columns), ""), rows)
     timed = any(proposal.measured is not None and proposal.measured.step_s for proposal in measured)
     if choice is not None and timed:
         yield Text(choice.text + ("" if best is not None else "; nothing is written"))
@@ -129,8 +218,7 @@ def proposal_blocks(
         yield Text("all measured proposals failed; nothing is written")
     elif best is None:
         least = min(tight, key=lambda proposal: proposal.missing_bytes)
-        missing = size(least.missing_bytes)
-        yield Text(f"nothing fits: micro-batch {least.batch.micro} is over the limit by {missing}")
+        yield Text(f"nothing fits: micro-batch {least.batch.micro} is {_over(least.missing_bytes)}")
     yield Text("memory and time are predictions" + (" unless marked as measured" if measured else ""))
 
 

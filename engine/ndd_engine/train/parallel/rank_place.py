@@ -44,6 +44,8 @@ from ndd_engine.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_TERMINATED,
+    INTERRUPTED,
+    TERMINATED,
     NddError,
     RunLockedError,
     UsageError,
@@ -52,7 +54,7 @@ from ndd_engine.errors import (
 )
 from ndd_engine.record.events import EndEvent, Event
 from ndd_engine.record.file import Recorder, RunReader
-from ndd_engine.record.rundir import RunDir, RunLock
+from ndd_engine.record.rundir import RunDir, RunLock, resume_text
 from ndd_engine.text import counted, printable
 
 if TYPE_CHECKING:
@@ -444,8 +446,7 @@ def record_end(run: RunDir, end: EndEvent) -> None:
         snapshot = reader.snapshot()
         how = ""
         if end.status == "failed" and (saved := snapshot.checkpoint) is not None:
-            resume = f"resume with: ndd-console train --resume {run.name}"
-            how = f"; the last checkpoint is step {saved.mark.step:,}; {resume}"
+            how = f"; the last checkpoint is step {saved.mark.step:,}; {resume_text(run.name)}"
         recorder = Recorder(run.events, reader.state)
         recorder.start()
         recorder.put(replace(end, reason=end.reason + how, step=snapshot.step))
@@ -584,9 +585,9 @@ def _words(rank: int, pid: int, code: int) -> str:
 def _end(stopped: int | None, failures: Sequence[str], restarts: int) -> EndEvent:
     """The end of a run whose ranks recorded none."""
     if stopped == signal.SIGTERM:
-        return EndEvent("terminated", "terminated (SIGTERM), immediately", 0, EXIT_TERMINATED)
+        return EndEvent("terminated", f"{TERMINATED}, immediately", 0, EXIT_TERMINATED)
     if stopped is not None:
-        return EndEvent("interrupted", "interrupted (Ctrl-C), immediately", 0, EXIT_INTERRUPTED)
+        return EndEvent("interrupted", f"{INTERRUPTED}, immediately", 0, EXIT_INTERRUPTED)
     again = f" after {counted(restarts, 'restart')}" if restarts and failures else ""
     text = failures[0] if failures else "the ranks ended without saying why"
     return EndEvent("failed", f"{text}{again}; see console.log", 0, EXIT_FAILED)
