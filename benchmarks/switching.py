@@ -10,8 +10,9 @@ from __future__ import annotations
 from statistics import stdev
 
 from ndd_engine.record.events import TrialEvent
+from ndd_engine.text import factor, times
 from ndd_engine.trial.estimates import Estimate, estimate_of, joined, over, standard_error
-from ndd_engine.trial.outcome import times, with_interval
+from ndd_engine.trial.outcome import with_interval
 from ndd_watch.changes import AROUND, LOADER, MODEL, switched_by
 
 from .common import Options, Table, as_percent, say
@@ -92,4 +93,4 @@ def cells(together: list[TrialEvent], pairs: list[TrialEvent]) -> tuple[str, ...
 
 
 def _shown(found: Estimate) -> str:
-    return with_interval(f"{times(found.ratio)}x", 0.95, found.low, found.high, times)
+    return with_interval(times(found.ratio), 0.95, found.low, found.high, factor)
