@@ -20,6 +20,7 @@ from ndd_engine.measure import capture, close_looks
 from ndd_engine.record.events import FunctionsEvent
 from ndd_engine.train import loop
 from ndd_watch import collecting, holders
+from ndd_watch.probes import Probe
 from ndd_watch.profiler import ANOTHER, StepProfiler
 from ndd_watch.slowing import RETAINED_STEPS
 
@@ -333,3 +334,18 @@ def test_what_is_done_without_need_is_seen_and_its_innocent_twins_are_not(
         assert causes["retain-graph"].changes[0].where == f"profiled_data.py:{RETAINS[1]}"
     # Hooks that were there for a step are gone.
     assert not any(key.startswith("hooks:") for key in events[-1].sizes)
+
+
+def test_looking_again_and_again_makes_nothing_new() -> None:
+    before = torch.autograd.backward.__code__
+    looks = close_looks.CloseLooks(torch.nn.Linear(2, 2), list, lambda: 1, keeps=True)
+    looks.begin()
+    heard, classes = torch.autograd.backward.__code__, len(Probe.__subclasses__())
+    assert heard is not before
+    for _ in range(3):
+        looks.end()
+        looks.begin()
+        assert torch.autograd.backward.__code__ is heard
+    assert len(Probe.__subclasses__()) == classes
+    looks.drop()
+    assert torch.autograd.backward.__code__ is before

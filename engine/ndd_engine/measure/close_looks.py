@@ -21,6 +21,7 @@ from ndd_watch.probes import Look, Probes
 from ndd_watch.slowing import Retained, Tables
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_BACKWARD: Any = torch.autograd.backward
 
 
 class CloseLooks:
@@ -41,7 +42,8 @@ class CloseLooks:
         self._tables: Tables | None = None
         self._retained = Retained()
         self._handles: list[Any] = []
-        self._probes, self._hears = Probes(), False
+        # The code of `backward` as it is, and the one that is heard: made once, since each probe is a class that stays.
+        self._codes: tuple[Any, Any] | None = None
         self._thread = self._seen = 0
         # Nanoseconds that looking at graphs has taken in the present step.
         self.spent_ns = 0
@@ -94,8 +96,8 @@ class CloseLooks:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._probes.remove()
-        self._hears = False
+        if self._codes is not None and _BACKWARD.__code__ is self._codes[1]:
+            _BACKWARD.__code__ = self._codes[0]
 
     def _reads(self, module: nn.Module, given: Any) -> None:
         """An embedding is called."""
@@ -105,9 +107,10 @@ class CloseLooks:
 
     def _hear(self) -> None:
         """Hear calls of `backward`: `Tensor.backward` calls this function."""
-        if self._hears:
+        if self._codes is not None:
+            if _BACKWARD.__code__ is self._codes[0]:
+                _BACKWARD.__code__ = self._codes[1]
             return
-        self._hears = True
 
         def due(_probe: Any, zero: int) -> int:
             return int(get_ident() == self._thread)
@@ -120,7 +123,9 @@ class CloseLooks:
             return 0
 
         look = Look(due, begins, ("tensors", "retain_graph", "create_graph"))
-        self._probes.put(torch.autograd.backward, look, None, always=False)
+        before = _BACKWARD.__code__
+        if Probes().put(_BACKWARD, look, None, always=False):
+            self._codes = before, _BACKWARD.__code__
 
     def _begins(self, tensors: Any, retains: Any, creates: Any) -> None:
         """A backward pass begins."""

@@ -84,10 +84,10 @@ class Descriptors:
 
     def full(self, step: int) -> DescriptorsEvent | None:
         """What is recorded at the end of a process that has reached the limit."""
-        told = self.reported
-        if told is None or told.limit is None:
+        newest = self.reported
+        if newest is None or newest.limit is None:
             return None
-        return DescriptorsEvent(step, told.limit, told.limit, told.kinds, told.path, told.where)
+        return DescriptorsEvent(step, newest.limit, newest.limit, newest.kinds, newest.path, newest.where)
 
 
 def kinds_of(files: Sequence[str]) -> tuple[dict[str, int], str]:
