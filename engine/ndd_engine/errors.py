@@ -59,7 +59,7 @@ class TrainingError(NddError):
 
 
 class CaptureError(TrainingError):
-    """A step cannot be captured in a CUDA graph, and the process cannot train on."""
+    """A step cannot be captured in a CUDA graph, and the process cannot continue to train."""
 
 
 class OutOfMemoryError(TrainingError):

@@ -263,7 +263,7 @@ class Executor:
         raise NotImplementedError
 
     def begin(self, directory: RunDir) -> RunState | None:
-        """The folder is locked: write into it. Returns the state of a run that goes on. Raises OSError, UsageError."""
+        """The folder is locked: write into it. Returns the state of a resumed run. Raises OSError, UsageError."""
         raise NotImplementedError
 
     def execute(self) -> EndEvent:

@@ -5,7 +5,7 @@ what stands in their place. So modules are here with the functions that they had
 was loaded.
 
 A signal handler of the script, or a thread that raises an exception in another one, may do so at any instruction, also
-within a hook. Such an exception is the script's and goes on.
+within a hook. Such an exception is the script's and continues.
 
 While a compiled function of torch runs parts of it without the compiler, each Python function that is called there is
 compiled, too. Ours are no part of the script's program, and are kept out.

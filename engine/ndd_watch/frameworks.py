@@ -1,7 +1,7 @@
 """What a framework knows and no hook on torch can see: the length of the run, epochs, evaluations and logged values.
 
 A probe hears the events that Hugging Face's Trainer and Lightning tell their callbacks; nothing is added to those.
-Whatever fails in it, the training goes on; where a name of the framework has changed, the hooks on torch remain. Steps
+Whatever fails in it, the training continues; where a name of the framework has changed, the hooks on torch stay. Steps
 are counted by the hooks; a framework says only how many an earlier process has done.
 """
 

@@ -486,7 +486,7 @@ class Asides:
         put: Callable[[dict[str, Any]], None],
     ) -> None:
         self._begin, self._end, self._put = begin, end, put
-        # The phase that goes on, when it and its profile began; 0 for none.
+        # The phase that continues, when it and its profile began; 0 for none.
         self._open: int | None = None
         self._since = self._profiled = 0
         # Nanoseconds of the last one, and when the next one is profiled, by phase.

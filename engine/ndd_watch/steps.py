@@ -226,7 +226,7 @@ class Steps:
         return found
 
     def missed(self, error: BaseException) -> None:
-        """An exception in a hook that looks: it costs a figure if it is ours, and goes on if it is the script's."""
+        """An exception in a hook that looks: it costs a figure if it is ours, and continues if it is the script's."""
         if self._is_defect(error):
             self._misses += 1
             if self._misses < MOST_MISSES:
@@ -337,7 +337,7 @@ class Steps:
         """The step ends now, on the clock."""
         row[S[CURRENT]] += t - S[LAST]
         S[LAST] = t
-        # The step after a first batch is timed by phase as well: its read tells whether the pass goes on.
+        # The step after a first batch is timed by phase as well: its read tells whether the pass continues.
         first = self.first_ns
         if row[EVALUATE] or row[CHECKPOINT] or first:
             self._set_aside()
@@ -431,7 +431,7 @@ class Steps:
         self.time(S[TRAINER])
 
     def look_again(self) -> None:
-        """The current step goes on for longer than usual: perhaps it ends in another way from now on."""
+        """The current step continues for longer than usual: perhaps it ends in another way from now on."""
         self.skip = 1
         self.rest(False)
 

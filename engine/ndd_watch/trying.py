@@ -566,7 +566,7 @@ def begin(observer: Any) -> tuple[Script, Callable[[], None]] | None:
     def asked() -> None:
         try:
             ask()
-        except Exception as error:  # noqa: BLE001  the script would train on
+        except Exception as error:  # noqa: BLE001  the script would continue to train
             give_up(error)
 
     return script, asked

@@ -107,7 +107,7 @@ def observe(name: str | None = None, runs: PathLike | None = None) -> Observatio
     name: of the run; by default that of the script and a number. runs: folder of the runs; None for $NDD_RUNS,
     otherwise ./runs. Under `ndd-console run` or within another observation, the one that is running is used. Of several
     ranks, only rank 0 is observed; `ndd-console run -- torchrun …` observes all. If nothing can be observed, a warning
-    says why, and the training goes on.
+    says why, and the training continues.
     """
     return started(name, runs)
 

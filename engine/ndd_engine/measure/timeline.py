@@ -55,7 +55,7 @@ _FUSED = re.compile(r"triton_[a-z]{3}_")
 _CONVOLVES = re.compile(r"conv(?!ert)", re.IGNORECASE)
 _CONVOLUTION = re.compile(r"conv|wgrad|dgrad|fprop|winograd|im2col|col2im|implicit_gemm", re.IGNORECASE)
 _NO_CONVOLUTION = re.compile(r"bn_|batch_?norm|convert", re.IGNORECASE)
-# Kernels that multiply matrices of 32 bits, of cuBLAS, cuDNN and CUTLASS: on tensor cores they round to TF32.
+# Kernels of cuBLAS, cuDNN and CUTLASS that multiply fp32 matrices: on tensor cores they round to TF32.
 _PRODUCT = re.compile(r"^(?!.*(f16|fp16|half))(.*(?<!convolve_)sgemm|.*s1688gemm|.*f32f32)", re.IGNORECASE)
 _ROUNDS = re.compile(r"tf32|s1688gemm", re.IGNORECASE)
 _GRAPH = "GraphLaunch"

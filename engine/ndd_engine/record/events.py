@@ -317,7 +317,7 @@ class KernelsEvent(Event):
     nanoseconds, gaps] each; the kinds are "short" (below 10 us), "another stream", "one stream", "CUDA graph" and
     "before a CUDA graph". waits: what waits for the GPU on the host, [call, idle nanoseconds inside, calls] each.
     after_waits_ns: part of the launch gaps that follows such a wait and is no longer than it.
-    products_ns: total duration of the kernels that multiply matrices of 32 bits, by number format: "fp32" or "tf32".
+    products_ns: total duration of the kernels that multiply fp32 matrices: by "fp32", or "tf32" on tensor cores.
     modules: forward and backward by module, [name, class, forward nanoseconds, backward nanoseconds, calls] each, the
     longest first: sums of kernels or top-level operators, each of its innermost module only. Modules of equal blocks
     are one entry ("blocks.*.attention"). [] with compiled code or a CUDA graph. lines: the same

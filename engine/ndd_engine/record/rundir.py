@@ -168,7 +168,7 @@ def bare(run: RunDir) -> bool:
 def set_aside(run: RunDir) -> None:
     """Move what an earlier attempt wrote into the folder `attempt-N` of the run. Needs the lock. Raises OSError.
 
-    console.log stays where the launcher of several ranks goes on writing it.
+    console.log stays where the launcher of several ranks keeps writing it.
     """
     stay = {run.lock.name, run.launcher.name, run.control_socket.name, run.checkpoints.name}
     if _holder(run.launcher) is not None:

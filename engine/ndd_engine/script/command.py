@@ -559,7 +559,7 @@ class OutputLog:
         if self._stream is not None:
             try:
                 _all(self._stream, data)
-            except OSError:  # the terminal is lost; the log goes on
+            except OSError:  # the terminal is lost; the log continues
                 self._stream = None
         self.keep(data)
 

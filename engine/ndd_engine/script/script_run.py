@@ -184,7 +184,7 @@ class Steering:
 
 
 POLL_S = 0.2
-# From the request to stop to SIGTERM, if the script goes on.
+# From the request to stop to SIGTERM, if the script continues.
 PATIENCE_S = 20.0
 # Bytes at the end of the output in which its last line is looked for.
 LONGEST_LINE = 500

@@ -171,7 +171,7 @@ class Loop:
                 if began >= functions.due_ns and self.step < captures.next:
                     functions.begin(self.step)
                 if stepper.graph is not None and stepper.graph.records_next and self.step:
-                    self.save()  # if the capture fails, this process cannot train on
+                    self.save()  # if the capture fails, this process cannot continue to train
                 loss = stepper.step(iterator, clock, self.step)
                 if loss is None and own is not None:
                     self._end_pass(own)

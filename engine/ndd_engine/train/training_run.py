@@ -94,7 +94,7 @@ class TrainingRun(Executor):
         return end
 
     def last_events(self, end: EndEvent) -> Iterable[Event]:
-        """The end, or that the ranks are restarted: the record then goes on."""
+        """The end, or that the ranks are restarted: the record then continues."""
         again = self._restart
         if again is None:
             return (end,)

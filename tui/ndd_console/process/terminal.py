@@ -156,7 +156,7 @@ def restart(root: Path, words: Sequence[str]) -> NoReturn:
 
 
 def restart_text(words: Sequence[str]) -> str:
-    return f"this process cannot train on; restarting: ndd-console train {' '.join(words)}"
+    return f"this process cannot continue to train; restarting: ndd-console train {' '.join(words)}"
 
 
 class Leash:

@@ -188,7 +188,7 @@ class LiveScreen(KeyScreen):
         """The keys that work now, and what they do to this run."""
         closes = ""
         if self._snapshot.final or not self.source.owned:
-            closes = f"close the screen; the run {'has ended' if self._snapshot.final else 'goes on'}"
+            closes = f"close the screen; the run {'has ended' if self._snapshot.final else 'continues'}"
 
         def help_of(key: Key) -> str:
             ending = closes if key.action in ("quit", "interrupt") else ""

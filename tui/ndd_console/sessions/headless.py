@@ -43,7 +43,7 @@ SAME_TERM_S = 1.0
 def run_headless(request: RunRequest, as_json: bool) -> int:
     """Train on this thread and return the exit status. Raises UsageError before anything is written.
 
-    The status is that of the run, whether its output can be written or not. Where only a new process can train on, this
+    The status is that of the run, whether its output can be written or not. Where only a new process can continue, this
     one is replaced by it.
     """
     training = TrainingRun(request)
