@@ -44,13 +44,12 @@ def tune_script_run(asked: Asked, script: RunDir | None) -> int:
         def measure(
             request: TrialRequest, tell: Callable[[Progress], None], stop: threading.Event | None
         ) -> TrialEvent:
-            trial = run_script_trial(request, run.config, run.device, tell, stop)
-            if trial.verdict != "stopped":
-                record(directory, trial, say)
-            return trial
+            return run_script_trial(request, run.config, run.device, tell, stop)
 
-        look, side_effects = TuningProgress(say).look, asked.allow_side_effects
-        tuning = Tuning(asked.budget, asked.only, look, stop, measure, side_effects)
+        tuning = Tuning(
+            asked.budget, asked.only, TuningProgress(say).look, stop, measure, asked.allow_side_effects,
+            keep=lambda trial: record(directory, trial, say),
+        )  # fmt: skip
         tuned, edit = tune_script(directory, run, seen, place_of(detect(use_torch=False)), tuning)
     diff, advice = (edit.diff, edit.advice) if edit is not None else ([], ())
     if asked.as_json:
