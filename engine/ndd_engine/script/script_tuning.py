@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 import time
@@ -41,10 +40,8 @@ def observe(
     command.check_repeatable()
     with tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True) as place:
         folder = scratch(command.folder, Path(place), root.absolute())
-        os.environ.update(
-            {**OFFLINE, **UNWRITTEN, LINKED: "" if outside else linked(Path(place), command.folder)}
-        )
-        run = Run.open(Script(ScriptRequest(command, root, screen=True, folder=folder)))
+        alone = {**OFFLINE, **UNWRITTEN, LINKED: "" if outside else linked(Path(place), command.folder)}
+        run = Run.open(Script(ScriptRequest(command, root, screen=True, folder=folder, environment=alone)))
         tell(f"observing {command.text} as run {run.directory.name}")
         done = threading.Event()
 
