@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import struct
@@ -305,6 +306,22 @@ def test_missing_empty_and_odd_folders(tmp_path: Path) -> None:
     path = write_wav(tmp_path / "voices" / "a.wav")
     assert f"is {tmp_path / 'voices'}" in told(path)  # its folder
     assert "evaluation: 1" in told(tmp_path / "voices")
+
+
+def test_a_folder_below_that_cannot_be_read_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wav(tmp_path / "a.wav")
+    (tmp_path / "closed").mkdir()
+    plain = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return plain(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert "the folder cannot be read: Permission denied" in told(tmp_path)
 
 
 def test_one_kind_missing(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from ndd_engine.config import Config, changed_toml, read, to_toml
 from ndd_engine.config.schema import why_no_graph
-from ndd_engine.config.workload_sections import OWN, kind
 from ndd_engine.errors import ConfigError, UsageError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import Machine
@@ -29,16 +28,6 @@ from .estimates import estimate_of, judged, over
 from .outcome import Base, Measure, breaks_even, flatten, under_load, with_interval
 from .trial import run_trial
 
-# What is known of the models and data of workloads: batches gathered from tensors in memory, a decoder whose loop is
-# unrolled by the compiler, and what their models use.
-KNOWN = {
-    "chartext": frozenset({"in memory", "attention"}),
-    "eeg": frozenset({"in memory"}),
-    "antispoof": frozenset({"convolutions"}),
-    "finetune": frozenset({"attention"}),
-    "summarise": frozenset({"unrolled"}),
-    OWN: frozenset({"attention", "convolutions"}),
-}
 # Flags of CPUs with native bf16; others convert, which is slower than fp32.
 BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 
@@ -56,15 +45,15 @@ def place_of(machine: Machine, cpuinfo: Path = Path("/proc/cpuinfo")) -> Place:
     return Place(machine.device != "cpu", max(int(machine.host.usable_cpus), 1), capability, bf16)
 
 
-def trained(place: Place, config: Config) -> Place:
-    """A machine on which a configuration is trained."""
+def trained(place: Place, config: Config, model: frozenset[str]) -> Place:
+    """A machine on which a configuration is trained. model: what is known of it, see Place."""
     amp, ranks = config.precision.amp, config.parallel.ranks
     scales = amp == "fp16" or (amp == "auto" and place.old)  # as `make_precision` chooses
     return replace(
         place,
         cores=max(place.cores // ranks, 1),  # the ranks of a machine share them
         settings=flatten(config.model_dump(mode="json")),
-        model=KNOWN.get(kind(config.workload) or "", frozenset()),
+        model=model,
         no_graph=why_no_graph(place.gpu, ranks, scales, config.optimizer.name) or "",
     )
 
@@ -173,6 +162,7 @@ def run_tuning(
     machine = machine or detect(rough.run.device, use_torch=False)
     campaign.say("preparing")
     config = campaign.start_config(base, draft)
+    found = candidates(trained(place_of(machine), config, draft.model))
     with tempfile.TemporaryDirectory(prefix="ndd-tune-") as folder:
         # Write everything out, so that all trials start from the same configuration.
         path = Path(folder, "start.toml")
@@ -181,7 +171,6 @@ def run_tuning(
         def refused(kept: Sequence[str], sets: Sequence[str]) -> str:
             return SET if read(path, (*kept, *sets)).resolve() == read(path, kept).resolve() else ""
 
-        found = candidates(trained(place_of(machine), config))
         start = replace(base, config=path, workload=None, sets=())
         state = tuning.run(start, found, refused, config.run.max_steps)
         device = machine.chosen.name if machine.chosen is not None else machine.host.cpu

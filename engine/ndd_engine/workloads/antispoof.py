@@ -20,9 +20,9 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Generator, Tensor, nn
 from torch.utils.data import Dataset
 
+from ndd_engine.workloads import GatherItems, Settings, build_checked
+
 from .antispoof_data import HOP, SAMPLE_RATE, UNREADABLE, Recording, SpeechData, read, read_samples, reason
-from .base import Batch, GatherItems, build_checked
-from .interface import Settings
 
 N_FFT = 512
 MELS = 128
@@ -323,7 +323,7 @@ class EqualErrorRate:
     scores: list[Tensor] = field(default_factory=list)
     labels: list[Tensor] = field(default_factory=list)
 
-    def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
+    def update(self, output: Any, batch: Any, loss: Tensor) -> None:
         logits = output.detach().float()
         self.scores.append(logits[:, REAL] - logits[:, SPOOF])
         self.labels.append(batch[1].detach())
@@ -342,7 +342,7 @@ class EqualErrorRate:
         return {} if rate is None else {"eer_percent": rate}
 
 
-def clip_weights(of_class: Sequence[float], batch: Batch) -> Tensor:
+def clip_weights(of_class: Sequence[float], batch: Any) -> Tensor:
     """The weight (B,) of each clip in the loss. of_class: the weights of spoof and real."""
     spoof, real = of_class
     # Computed from the labels: a tensor of weights would have to be copied to the device.
@@ -350,12 +350,12 @@ def clip_weights(of_class: Sequence[float], batch: Batch) -> Tensor:
     return weights
 
 
-def total_weight(of_class: Sequence[float], batch: Batch) -> Tensor:
+def total_weight(of_class: Sequence[float], batch: Any) -> Tensor:
     """The sum of `clip_weights`, a scalar."""
     return clip_weights(of_class, batch).sum()
 
 
-def weighted_loss(of_class: Sequence[float], output: Tensor, batch: Batch) -> Tensor:
+def weighted_loss(of_class: Sequence[float], output: Tensor, batch: Any) -> Tensor:
     """Cross-entropy, a mean over clips weighted by class."""
     weights = clip_weights(of_class, batch)
     losses = F.cross_entropy(output.float(), batch[1], reduction="none")

@@ -22,10 +22,8 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from ndd_engine.batches import map_tensors
+from ndd_engine.workloads import GatherItems, Settings, build_checked, full_precision
 
-from .base import Batch, GatherItems, build_checked, full_precision
-from .interface import Settings
 from .summarise_data import END, PADDING, START, UNKNOWN, Encoded, Vocabulary, read
 
 # Exceeds any gate's input and is exact in fp16: sigmoid(SHUT) is exactly 1, sigmoid(-SHUT) exactly 0.
@@ -171,7 +169,7 @@ class Rouge:
     seen: int = 0
     sums: dict[str, float] = field(default_factory=dict)
 
-    def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
+    def update(self, output: Any, batch: Any, loss: Tensor) -> None:
         """Adds a batch; batches come in the order of the evaluation pairs."""
         pairs = self.pairs[self.seen : self.seen + len(batch[0])]
         if not pairs:
@@ -251,8 +249,8 @@ def beam(model: Any, source: Tensor, extended: Tensor, width: int, limit: int) -
     """
     batch = len(source)
     memory, state = model.read(source, extended, True)
-    memory = map_tensors(memory, lambda tensor: tensor.repeat_interleave(width, 0))
-    state = state.rows(torch.arange(batch, device=source.device).repeat_interleave(width))
+    each = torch.arange(batch, device=source.device).repeat_interleave(width)
+    memory, state = memory.rows(each), state.rows(each)
     first = torch.arange(batch, device=source.device).unsqueeze(1) * width  # row of each source
     words = torch.full((batch, width), START, device=source.device)
     done = torch.zeros_like(words, dtype=torch.bool)
@@ -302,6 +300,10 @@ class EncodedSources(NamedTuple):
     keys: Tensor | None
     barred: Tensor
     extended: Tensor
+
+    def rows(self, indices: Tensor) -> EncodedSources:
+        keys = None if self.keys is None else self.keys[indices]
+        return EncodedSources(self.states[indices], keys, self.barred[indices], self.extended[indices])
 
 
 class State(NamedTuple):
