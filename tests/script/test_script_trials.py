@@ -29,7 +29,7 @@ from ndd_engine.child import ChildError
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.script.command import Command
 from ndd_engine.script.edits import Edit, edit_of, first_steps, refusal
 from ndd_engine.script.script_run import Script

@@ -36,7 +36,8 @@ from ndd_engine.record.rundir import RunDir, new_run_dir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
 from ndd_engine.recordings.recorded_files import read_snapshot
-from ndd_engine.run import Control, Executor, Run, pause_mark, resume_mark
+from ndd_engine.run.control import Control, pause_mark, resume_mark
+from ndd_engine.run.run import Executor, Run
 from ndd_engine.text import counted, printable
 from ndd_engine.train.loggers import Loggers, missing
 from ndd_watch import CAPTURES, MEMORY, SITE, mapped
@@ -44,7 +45,8 @@ from ndd_watch.holders import NAME as SNAPSHOT
 
 from .command import Command, FileOutput, Launched, OutputLog, command_of, environment, in_copy
 from .follower import Follower
-from .records import Process, Room, readable_by
+from .records import Process, Room
+from .stack_samples import readable_by
 
 # What is asked for once, in the order of the counters in the memory.
 ONCE = ("kernels", "checkpoint", "evaluate", "holders")

@@ -13,7 +13,7 @@ from ndd_engine.diagnose import Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.trial.outcome import Base, TrialRequest
 from ndd_engine.trial.tuning import Tuning, TuningState, observed
 from ndd_watch import LINKED

@@ -651,7 +651,7 @@ class ShortRun(ChildServer):
 
     def observe(self, command: Json) -> Json:
         """See the function of this name."""
-        from ndd_engine.run import Run
+        from ndd_engine.run.run import Run
         from ndd_engine.train.request import RunRequest
         from ndd_engine.train.training_run import TrainingRun
 
