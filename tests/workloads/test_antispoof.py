@@ -20,25 +20,27 @@ from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError
 from ndd_engine.workloads import antispoof_data
 from ndd_engine.workloads.antispoof import (
-    FLOOR,
-    N_FFT,
-    REAL,
-    SPOOF,
     AugmentedClips,
-    LogMel,
     SpeechClips,
-    decode_pcm,
     equal_error_rate,
     evaluation_notes,
     make_clips,
-    mel_filters,
-    resample,
 )
 from ndd_engine.workloads.antispoof_data import HOP, SpeechData, read_folder
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import Settings, facts, problems
 from ndd_engine.workloads.problems import Problems
+from ndd_engine.workloads.speech_signals import (
+    FLOOR,
+    N_FFT,
+    REAL,
+    SPOOF,
+    LogMel,
+    decode_pcm,
+    mel_filters,
+    resample,
+)
 
 TINY = {**ANTISPOOF, "dropout": 0.0, "clips": 24}
 
