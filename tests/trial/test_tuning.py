@@ -26,6 +26,7 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.script import trials
 from ndd_engine.script.edits import Edit
 from ndd_engine.script.script_tuning import candidates_for, tune_script
+from ndd_engine.trial.campaign import Campaign
 from ndd_engine.trial.outcome import Base, TrialRequest
 from ndd_engine.trial.tuning import Tuning, TuningRow, TuningState, place_of, run_tuning, trained
 from ndd_watch.changes import Place, candidates
@@ -473,7 +474,7 @@ def of_script(folder: Path) -> tuple[RunDir, RunEvent]:
 
 
 def tuned(folder: Path, bench: Bench) -> tuple[TuningState, Edit | None]:
-    tuning = Tuning(9.0, (), lambda _: None, threading.Event(), bench)
+    tuning = Tuning(Campaign(TuningState(), lambda _: None, threading.Event(), 9.0, bench))
     return tune_script(*of_script(folder), (), HERE, tuning)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ndd_engine.diagnose.memory_rules import wants_look
 from ndd_engine.diagnose.rules import FindingWatch
@@ -179,6 +179,22 @@ class Run:
         self.recorder.flush()
         self.finished.set()
         return end
+
+    def execute_until(self, enough: Callable[[Snapshot], bool]) -> EndEvent:
+        """Run to the end, or until `enough` holds of the state, and close. enough: asked five times a second."""
+
+        def watch() -> None:
+            while not self.finished.wait(0.2):
+                if enough(self.recorder.snapshot()):
+                    self.control.request("kill", "observed for long enough")
+                    return
+
+        threading.Thread(target=watch, name="ndd-watch", daemon=True).start()
+        try:
+            return self.execute()
+        finally:
+            self.finished.set()
+            self.close()
 
     def conclude(self, end: EndEvent) -> None:
         """Record the end."""

@@ -155,8 +155,7 @@ def run_tuning(
     stop: once set, the current trial is cancelled, and the result is what was measured so far. Raises UsageError for
     mistakes before anything is measured, and what the first trial raises.
     """
-    tuning = Tuning(budget_s, only, tell, stop, measure)
-    campaign = tuning.campaign
+    campaign = Campaign(TuningState(), tell, stop, budget_s, measure)
     draft = read(base.config, base.sets, base.workload)
     rough = preflight(draft, use_torch=False)
     machine = machine or detect(rough.run.device, use_torch=False)
@@ -172,7 +171,7 @@ def run_tuning(
             return SET if read(path, (*kept, *sets)).resolve() == read(path, kept).resolve() else ""
 
         start = replace(base, config=path, workload=None, sets=())
-        state = tuning.run(start, found, refused, config.run.max_steps)
+        state = Tuning(campaign, only).run(start, found, refused, config.run.max_steps)
         device = machine.chosen.name if machine.chosen is not None else machine.host.cpu
         heading = f"Written by tune from {base.name}, on {device}.\n{state.text}"
         heading = "\n".join(map(printable, heading.splitlines()))
@@ -182,24 +181,12 @@ def run_tuning(
 
 
 class Tuning:
-    """Trials of one candidate after another.
-
-    budget_s: of each trial. only: see `run_tuning`. tell, stop, measure, keep: see Campaign. outside: see
-    TrialRequest.
-    """
+    """Trials of one candidate after another. only: see `run_tuning`. outside: see TrialRequest."""
 
     def __init__(
-        self,
-        budget_s: float,
-        only: Sequence[str],
-        tell: Callable[[TuningState], None],
-        stop: threading.Event | None,
-        measure: Measure,
-        outside: bool = False,
-        keep: Callable[[TrialEvent], None] = lambda _trial: None,
+        self, campaign: Campaign[TuningState], only: Sequence[str] = (), outside: bool = False
     ) -> None:
-        self.campaign = Campaign(TuningState((), "starting"), tell, stop, budget_s, measure, keep)
-        self._only, self._outside = only, outside
+        self.campaign, self._only, self._outside = campaign, only, outside
 
     def run(
         self,
