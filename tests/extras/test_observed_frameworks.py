@@ -125,6 +125,8 @@ def test_steps_phases_evaluations_and_losses(theirs: Path, tmp_path: Path, name:
         logged = [event.step for event in events if isinstance(event, ScalarsEvent) and loss in event.values]
         assert logged == [5, 10, 15]
         assert windows[-1].epoch == epochs - 1
+        # Each epoch ends with an evaluation; the next one still waits for its first batch.
+        assert sum(event.passes for event in windows) == epochs - 1
 
 
 @pytest.mark.long
