@@ -1,6 +1,7 @@
 """A training that does everything of which a rule reads facts: `python everything.py loop|ranks|lightning`.
 
-It knows nothing of the console, and trains for STEPS steps and for some seconds at least.
+`everything:factory` is the same as one's own model. It knows nothing of the console, and trains for STEPS steps and for
+some seconds at least.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
-KIND, STEPS = sys.argv[1], int(os.environ.get("STEPS", "120"))
-EVERY, ITEMS, BATCH = 40, 160, 4
+KIND, STEPS = sys.argv[1] if __name__ == "__main__" else "own", int(os.environ.get("STEPS", "120"))
+EVERY, ITEMS, BATCH = 80, 640, 4
 END = time.monotonic() + 5.0
 logging.getLogger("train").addHandler(logging.NullHandler())
 logging.getLogger("train").addHandler(logging.NullHandler())
@@ -149,6 +150,18 @@ def by_lightning() -> None:
         gradient_clip_val=1.0, val_check_interval=EVERY, enable_model_summary=False,
     )  # fmt: skip
     trainer.fit(module, loader(), DataLoader(Items(), 32))
+
+
+def factory(_settings: Any) -> dict[str, Any]:
+    net, mse = Net(), nn.MSELoss()
+    torch.autograd.set_detect_anomaly(True)
+    net.out.register_forward_hook(lambda *_: None)
+
+    def loss(output: Tensor, batch: Any) -> Tensor:
+        found: Tensor = mse(output, batch[1])
+        return found
+
+    return {"model": net, "train_data": Items(), "loss": loss, "on_step": lambda _: waste()}
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from cases import PAIRS
-from kinds_of_runs import ELSEWHERE, EVERYTHING, KNOWN, OFTEN, OWN_ONLY, check, facts, only
+from kinds_of_runs import ELSEWHERE, EVERYTHING, KNOWN, OFTEN, OWN_ONLY, SETTINGS, check, facts, only
 from planted_runs import Planted, cores, healthy, profiled, script
 from tests.records import events_of
 from tests.tiers import few
@@ -139,13 +139,18 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 @pytest.mark.long
 @pytest.mark.budget(40)
-@pytest.mark.parametrize("kind", few(["script", "ranks"], 1))
+@pytest.mark.parametrize("kind", few(["script", "own", "ranks"], 2))
 def test_a_recorded_run_has_the_facts_of_its_kind(tmp_path: Path, kind: str) -> None:
-    words = {"script": (EVERYTHING, "loop"), "ranks": (*TORCHRUN, EVERYTHING, "ranks")}[kind]
-    console = (sys.executable, "-m", "ndd_console", "run", "--headless", "--run", "it", "--", sys.executable)
+    options = ("--headless", "--run", "it")
+    words = {
+        "script": ("run", *options, "--", sys.executable, EVERYTHING, "loop"),
+        "ranks": ("run", *options, "--", sys.executable, *TORCHRUN, EVERYTHING, "ranks"),
+        "own": ("train", *options, *(word for setting in SETTINGS for word in ("--set", setting))),
+    }[kind]
     done = subprocess.run(
-        [*console, *map(str, words)], cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False,
-        env={**os.environ, **OFTEN, "OMP_NUM_THREADS": "1"},
+        [sys.executable, "-m", "ndd_console", *map(str, words)], cwd=tmp_path, capture_output=True, text=True,
+        timeout=170, check=False,
+        env={**os.environ, **OFTEN, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(EVERYTHING.parent)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     events: list[Event] = events_of(RunDir(tmp_path / "runs" / "it"))
