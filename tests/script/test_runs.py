@@ -1,6 +1,6 @@
 """`ndd-console run` with real scripts: status, output, signals, record, hangs, and what the diagnosis says of it.
 
-What the rules say of each kind of run is tested in tests/diagnose/test_causes.py.
+What the rules say of each kind of run is tested in tests/diagnose/test_kinds_of_runs.py.
 """
 
 from __future__ import annotations
