@@ -108,10 +108,8 @@ def titled(title: str, width: int, style: str = "bold", end: str = "") -> list[R
     if width < cells(end) + _TITLE:
         end = ""
     room = max(width - 4 - (cells(end) + 2 if end else 0), 1)
-    text = foreign(title)
-    if cells(text) > room:
-        text = " ".join(text.split())
-    first = text if cells(text) <= room else wrap(text, room)[0]
+    text = foreign(title).strip()
+    first = (wrap(text, room) or [""])[0]
     further = text[len(first) :].strip()
     row = rule(first, width, style)
     if end:
