@@ -377,7 +377,7 @@ def epoch_text(snapshot: Snapshot, run: RunEvent) -> str:
     each = finite(run.tokens_per_item)  # of a damaged record, it may be NaN
     if run.token and each and run.items_per_epoch:
         tokens = run.items_per_epoch * each
-        text += f", {number(round(tokens) if tokens < 1e18 else tokens)} {plural(printable(run.token))}"
+        text += f", {number(round(tokens) if abs(tokens) < 1e18 else tokens)} {plural(printable(run.token))}"
     return text
 
 
