@@ -75,7 +75,7 @@ def test_the_ratio_to_the_start_is_measured_and_not_multiplied() -> None:
     ]  # fmt: skip
     assert all(request.base.sets == () for request in against_start)
     assert state.final is not None and state.final.ratio == 3.5
-    assert "3.5x" in state.text and "3.43 to 3.57" in state.text
+    assert "3.50x" in state.text and "3.43 to 3.57" in state.text
 
 
 def test_a_kept_setting_that_the_final_comparison_does_not_confirm_is_dropped() -> None:
@@ -355,7 +355,7 @@ def test_what_was_not_confirmed_is_not_in_the_result(failed: bool) -> None:
     state = tune(Bench(results, after), stop=stop)
     assert state.stopped and kept(state) == ["gather"]
     assert is_so(state, "threads-1", "skipped", "not confirmed")
-    assert "kept by tune: 3x" in state.toml and state.toml.count("kept by tune") == 1
+    assert "kept by tune: 3.00x" in state.toml and state.toml.count("kept by tune") == 1
 
 
 def test_a_change_of_the_arithmetic_is_not_kept_without_its_losses() -> None:

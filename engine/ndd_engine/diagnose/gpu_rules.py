@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ndd_engine.text import counted, percent, size, span, times
+from ndd_engine.text import counted, number, percent, size, span, times
 
 from .data_facts import data_bytes
 from .finding import Change, Finding
@@ -206,7 +206,8 @@ def neighbour_gpu(view: View) -> Finding | None:
     title = f"{processes} other process{'es share' if processes > 1 else ' shares'} the GPU"
     draft = Draft("neighbour-gpu", title, view.part(1 - 1 / slowed), "possible")
     draft.saw(
-        f"forward and backward take {slowed:.2g} times as long as before training", "device and host clock"
+        f"forward and backward take {number(slowed, 2)} times as long as before training",
+        "device and host clock",
     )
     used = f", using {size(others)}" if others else ""
     draft.saw(f"other processes on the GPU: {processes}{used}", NVML)
@@ -382,10 +383,12 @@ def cudnn_shapes(view: View) -> Finding | None:
         return None
     if slowed < SLOWED or not _convolutions(view):
         return None
-    title = f"varying shapes: forward and backward take {slowed:.2g} times as long as with a fixed shape"
+    title = (
+        f"varying shapes: forward and backward take {number(slowed, 2)} times as long as with a fixed shape"
+    )
     draft = Draft("cudnn-shapes", title, view.part(view.model.share * (1 - 1 / slowed)), "possible")
     draft.saw(
-        f"forward and backward take {slowed:.2g} times as long as one micro-batch repeated before training",
+        f"forward and backward take {number(slowed, 2)} times as long as one micro-batch repeated before training",
         "device and host clock",
     )
     draft.saw("a profiler capture contains convolutions", CAPTURE)

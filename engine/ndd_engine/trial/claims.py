@@ -18,7 +18,7 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import Machine
 from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import TrialEvent, WindowEvent
-from ndd_engine.text import duration, number, printable
+from ndd_engine.text import duration, factor, number, printable, times
 from ndd_watch.changes import Place
 
 from .campaign import Campaign, CampaignState
@@ -237,7 +237,7 @@ class Measurer:
             raise NotMeasuredError("the startup time is unknown")
         extra = max(startup_s(change) - startup_s(base), 0.0)
         steps_s = part.steps * base["step_s"]
-        note = f"over {part.steps:,} steps plus {duration(extra)} of additional startup; {found.ratio:.3g}x per step"
+        note = f"over {part.steps:,} steps plus {duration(extra)} of additional startup; {times(found.ratio)} per step"
         if trial.break_even_steps:
             note += f", {breaks_even(trial.break_even_steps)}"
         over = found.map(lambda speed: float(steps_s / (extra + steps_s / speed)))
@@ -560,7 +560,7 @@ def shown(part: Part, found: Found) -> str:
     percent = part.kind == "share"
 
     def form(figure: float) -> str:
-        return f"{figure * 100:.1f} %" if percent else f"{figure:.3g}"
+        return f"{figure * 100:.1f} %" if percent else factor(figure)
 
     head = form(value.ratio) + ("" if percent else "x")
     return head if value.low == value.high else with_interval(head, CONFIDENCE, value.low, value.high, form)

@@ -353,7 +353,7 @@ def _figures(trial: TrialEvent) -> str:
     """ "1.42x (95 % CI 1.38 to 1.47)", "" without a ratio."""
     if trial.ratio is None:
         return ""
-    return with_interval(f"{trial.ratio:.3g}x", trial.confidence, trial.low, trial.high)
+    return with_interval(times(trial.ratio), trial.confidence, trial.low, trial.high, factor)
 
 
 def unconfirmed(total: TrialEvent, before: TrialEvent | None) -> str:
