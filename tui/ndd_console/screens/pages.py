@@ -192,11 +192,11 @@ class RunPage(PageScreen):
             self.paint_if_current()
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
-        self.body.folder = _code_folder(self._latest)
+        self.body.folder = code_folder(self._latest)
         return super().sections(width, height)
 
 
-def _code_folder(snapshot: Snapshot) -> Path | None:
+def code_folder(snapshot: Snapshot) -> Path | None:
     """Where the code of a run is; None for a built-in workload and for a run of another machine."""
     run = snapshot.run
     if run is None or run.host != socket.gethostname():
