@@ -17,6 +17,10 @@ _NARROW = 48  # below this width a label stands above its text
 _GAP = 2  # cells between two columns
 _LEAST = 18  # cells that a column keeps that can be cut
 
+# (key, what it does).
+Keys = tuple[tuple[str, str], ...]
+MARGIN_FROM = 40  # narrower screens have no margin
+
 
 def cells(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
@@ -241,12 +245,6 @@ def labelled(
         rows.append(((label.ljust(indent), label_style), (line, style)))
         label = ""
     return rows
-
-
-# (key, what it does).
-Keys = tuple[tuple[str, str], ...]
-
-MARGIN_FROM = 40  # narrower screens have no margin
 
 
 @dataclass(frozen=True)
