@@ -205,6 +205,24 @@ def test_time_that_comes_at_once_between_steps_is_not_that_of_a_call_in_a_usual_
     assert "log_prob" in usual.title and "if the training does not need it" in usual.changes[0].text
 
 
+def test_a_short_call_is_not_blamed_for_a_rollout_between_other_steps() -> None:
+    """The profiled update prints for 0.9 ms; the rollout before each sixteen updates is in none of them."""
+
+    def told(median_ms: float, everywhere: float = 1.0) -> str:
+        step = replace(profiled(), calls=[called("print", "", 0.9)], phases={"other": MS})
+        snapshot = script(phases=healthy(other=8.0), functions=step).snapshot()
+        medians = {"other": median_ms * MS}
+        phases = [
+            replace(phase, p50_ns=round(medians.get(phase.name, phase.host_ns / everywhere)))
+            for phase in snapshot.phases
+        ]
+        return diagnose(replace(snapshot, phases=tuple(phases)))[0].title
+
+    assert "print" not in told(1.0)
+    assert "print" in told(8.0)  # each step prints for as long
+    assert "print" in told(1.0, everywhere=8.0)  # all that a step does takes longer: a busy machine
+
+
 # Slow functions.
 
 
