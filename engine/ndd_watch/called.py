@@ -33,6 +33,9 @@ _MOST_CALLS = 16
 _DEEP = 60
 _WRAPPER = "decorate_context"  # torch's, around each function with @torch.no_grad()
 _OPTIMIZERS = os.path.join("torch", "optim", "optimizer.py")
+_FUNCTIONAL = os.path.join(
+    "torch", "nn", "functional.py"
+)  # layers and losses, also where no module calls them
 
 # Phases whose calls of torch are the model's.
 _OF_MODEL = ("forward", "loss", "backward")
@@ -235,6 +238,8 @@ class Called:
             return ""
         if code.co_name == "wrapper" and code.co_filename.endswith(_OPTIMIZERS):
             return "optimizer"  # around each step
+        if not self._whole and code.co_filename.endswith(_FUNCTIONAL):
+            return "forward"
         return self._roots.get(key(code), "")
 
 

@@ -86,6 +86,12 @@ def test_time_outside_the_model_is_that_of_a_call_and_advice_is_one_that_helps_i
     assert many.changes[0].text == "do it for all at once, instead of 20 times in a step"
     once = calling(8.0, called("torch.svd", "torch", 7.0)).named("user-code")
     assert "if the training does not need it" in once.changes[0].text
+    compiled = called(
+        "_fn", "torch", 6.0
+    )  # a function that torch.compile has compiled, which calls no module
+    assert "user-code" not in calling(8.0, compiled).causes()
+    beside = calling(16.0, compiled, called("torch.svd", "torch", 8.0)).named("user-code")
+    assert "torch.svd" in beside.title and "_fn" not in beside.title
     world = calling(8.0, called("TimeLimit.step", "gymnasium", 7.0, calls=20)).named("user-code")
     assert "several environments" in world.changes[0].text and "few steps" not in world.changes[0].text
 
