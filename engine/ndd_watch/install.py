@@ -31,7 +31,7 @@ from .loops import Ends
 from .mapped import ELSEWHERE, NATIVE, in_use
 from .modules import Modules
 from .probes import Learning, make_way
-from .profiler import Asides, Allowance, StepProfiler
+from .profiler import Allowance, Asides, StepProfiler
 from .slowing import Sizes, Tables
 from .steps import PROFILE_NS, Steps
 from .trying import Outside

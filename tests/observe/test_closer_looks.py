@@ -25,7 +25,7 @@ from ndd_watch import profiler as asides
 from ndd_watch import slowing
 from ndd_watch.clock import CHECKPOINT, EVALUATE
 from ndd_watch.looks import Looks
-from ndd_watch.profiler import MOST_NS, Asides, Allowance, StepProfiler
+from ndd_watch.profiler import MOST_NS, Allowance, Asides, StepProfiler
 from ndd_watch.slowing import Sizes, Slowing, Tables, denormals, shares, slower
 
 LOOKS = Looks(torch)
