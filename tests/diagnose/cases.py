@@ -100,6 +100,13 @@ def opened(*counts: int) -> dict[str, Any]:
     }
 
 
+def opened_to_the_end(*counts: int) -> dict[str, Any]:
+    """The same of a run that has ended."""
+    after = dict(opened(*counts)["after"])
+    after[max(after)] = (*after[max(after)], EndEvent("done", "finished", 20 * len(counts), 0))
+    return {"after": after}
+
+
 def hooked(first: int, newest: int) -> dict[str, Any]:
     """So many hooks of a module in two profiled steps."""
     counts = ((1, first), (9, newest))
@@ -133,6 +140,13 @@ PROCESSES = [
     pair("died", at_the_end(DIED), at_the_end(COMPUTES)),
     pair("open-files", opened(*range(40, 280, 20)), opened(40, 60, 80, 100)),  # no more since
     pair("open-files", opened(40, 1024), opened(40, 44), name="limit"),
+    # A process that ends closes its files; one that closes them again and again keeps none.
+    pair(
+        "open-files",
+        opened_to_the_end(*range(40, 260, 20), 3),
+        opened_to_the_end(40, 90, 40, 90, 40, 90, 40, 90, 40, 90, 40, 3),
+        name="ended",
+    ),
 ]
 WAITING = healthy(data_wait=20.0)
 WAITS = {"phases": WAITING}
