@@ -195,7 +195,7 @@ LOADER = [
     ),
     # Without its worker, the step would make the batch itself, and gain 0.9 ms of 21.
     pair(
-        "many-workers", WAITS, {"phases": healthy(data_wait=2.0), "loader": files(item_ns=3.5e4, item_cpu_ns=3.5e4)},
+        "many-workers", WAITS, {"phases": healthy(data_wait=2.0), "loader": files(item_ns=3.2e4, item_cpu_ns=3.2e4)},
         ("loader.workers=0",), "little", sets=["loader.workers=1"], loader=files(item_ns=1e5, item_cpu_ns=1e5),
     ),
     # The wait is little longer than making a batch in this process, but the model is slowed down as well.
