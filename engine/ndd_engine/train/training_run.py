@@ -147,9 +147,13 @@ class TrainingRun(Executor):
             log, project = self._config.log, self._config.workload.name.partition(":")[0]
             self._loggers = Loggers(log, run.directory, project, self.run.recorder)
         run.stage("importing torch", "resume" if self.request.resume is not None else "prepare")
+        from ndd_engine.measure.trainer_watch import PreparationWatch
+
         from .prepare import prepare_run  # torch comes with it
 
-        prepared = self._prepared = prepare_run(run)
+        ranked = self.ranks is not None
+        with PreparationWatch(run.put, lambda: run.control.stopping, ranked) as watch:
+            prepared = self._prepared = prepare_run(replace(run, put=watch.put))
         try:
             status = prepared.loop.run()
         except (StopNow, TrainingError):
