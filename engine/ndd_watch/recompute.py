@@ -52,6 +52,8 @@ class Recomputed:
 
     def __init__(self, module: torch.nn.Module, level: str, name: str) -> None:
         self.module, self.level, self.name = module, level, name
+        # Whether it was called in a forward pass that trains.
+        self.used = False
         # What another library has put in the same place.
         self.before = module.__dict__.get("forward")
         self.normalises = any(isinstance(each, _NormBase) for each in module.modules())
@@ -60,6 +62,7 @@ class Recomputed:
         forward = self.before or functools.partial(type(self.module).forward, self.module)
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
+        self.used = True
         if self.level == OFFLOAD:
             with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
                 return forward(*args, **kwargs)
@@ -81,7 +84,7 @@ class Recomputed:
 
 
 def _call(forward: Callable[..., Any], count: int, names: tuple[str, ...], *values: Any) -> Any:
-    return forward(*values[:count], **dict(zip(names, values[count:], strict=True)))
+    return forward(*values[:count], **dict(zip(names, values[count:])))
 
 
 def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
@@ -150,6 +153,12 @@ def set_levels(model: torch.nn.Module, levels: Mapping[str, str]) -> None:
         module.forward = Recomputed(module, levels[name], name)
 
 
+def blocks_of(model: torch.nn.Module) -> list[Recomputed]:
+    """What takes the place of `forward` in the modules that have a level."""
+    found = (module.__dict__.get("forward") for module in model.modules())
+    return [each for each in found if isinstance(each, Recomputed)]
+
+
 @contextlib.contextmanager
 def watched_effects(model: torch.nn.Module, names: Mapping[str, torch.nn.Module]) -> Iterator[dict[str, str]]:
     """Inside, learn why modules that are called cannot compute twice. By name; "" for one that can.
@@ -205,7 +214,6 @@ def _state(module: torch.nn.Module, inputs: Any) -> tuple[list[int], list[int], 
 def _effect(before: tuple[Any, ...], after: tuple[Any, ...], output: Any) -> str:
     for one, other, why in zip(
         before, after, ("it changes its buffers", "it changes its inputs", "it draws from Python's random generator"),
-        strict=True,
     ):  # fmt: skip
         if one != other:
             return why

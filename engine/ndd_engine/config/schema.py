@@ -212,11 +212,16 @@ class MemorySection(Section):
             "training, recompute is chosen so that the run stays within it; default: no limit",
         )
     )
-    recompute: dict[str, Literal["all", "cheap", "offload"]] = Field(
-        default={},
-        description="module path -> what it does instead of keeping activations for backward: compute them again "
-        "(all; cheap: except matrix products and attention), or keep them in host memory (offload)",
+    recompute: list[Annotated[str, Field(pattern=r"^[^=\s]{1,300}=(all|cheap|offload)$")]] = Field(
+        default=[],
+        description='blocks that keep less for backward, as "module path=level": all computes everything again; cheap '
+        "all but matrix products and attention; offload keeps activations in host memory",
     )
+
+    @property
+    def levels(self) -> dict[str, str]:
+        """The level of each block of `recompute`, by the path of its module."""
+        return dict(text.split("=") for text in self.recompute)
 
     @property
     def budget_bytes(self) -> int | None:

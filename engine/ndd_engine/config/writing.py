@@ -46,20 +46,10 @@ def _table(section: str, model: BaseModel, reasons: Mapping[str, str]) -> items.
         if value is None:
             table.add(tomlkit.comment(f"{key} is not set: {comment}"))
             continue
-        item = _item(value)
+        item = tomlkit.item(value)
         if comment:
             item.comment(comment)
         table.add(key, item)
-    return table
-
-
-def _item(value: Any) -> items.Item:
-    """A value as TOML; a table on the line of its key."""
-    if not isinstance(value, dict):
-        item: items.Item = tomlkit.item(value)
-        return item
-    table: items.InlineTable = tomlkit.inline_table()
-    table.update(value)
     return table
 
 
@@ -87,7 +77,7 @@ def changed_toml(config: Config, heading: str = "", reasons: Mapping[str, str] |
         for key in type(getattr(config, section)).model_fields:
             if key not in values[section]:
                 continue
-            item = _item(values[section][key])
+            item = tomlkit.item(values[section][key])
             if comment := printable(why.get(f"{section}.{key}", "")) or _default_comment(plain, section, key):
                 item.comment(comment)
             table.add(key, item)

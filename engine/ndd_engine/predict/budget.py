@@ -25,7 +25,17 @@ from ndd_watch import recompute
 
 from .estimate import Memory, StepTime
 from .step_probes import Prober, endless, longest_first, sizes
-from .windows import Account, Blocks, CallTree, Choice, Option, Table, at_size, blocks_of, windows_of
+from .windows import (
+    Account,
+    Blocks,
+    CallTree,
+    LevelChoice,
+    Option,
+    WindowTable,
+    at_size,
+    blocks_of,
+    windows_of,
+)
 
 # Recordings to confirm proposals of one kind. Each corrects the next.
 MOST_RECORDED = 5
@@ -85,7 +95,7 @@ class Plan:
         return self.micro_s / self.plain_s if self.micro_s and self.plain_s else None
 
 
-class Planner:
+class BudgetPlanner:
     """Searches levels for one configuration on its prepared workload.
 
     outside_bytes: see Memory. budget_bytes: for everything that Memory.peak counts, and `added_bytes`. runs_plain:
@@ -148,18 +158,18 @@ class Planner:
                 tree.detach()
         return blocks_of(tree.root, effects)
 
-    def _table(self, blocks: Blocks) -> Table:
+    def _table(self, blocks: Blocks) -> WindowTable:
         """The windows at the micro-batch of the configuration. Raises ValueError if they depend on it."""
         self._prober.tell(f"measuring the memory of {counted(len(blocks.names), 'block')}")
         names = blocks.names
-        table = Table(self._windows({}, names))
+        table = WindowTable(self._windows({}, names))
         for level in (recompute.ALL, recompute.CHEAP, *((recompute.OFFLOAD,) if self._on_gpu else ())):
             self._add(table, level, names, names)
         for group in blocks.containers:
             self._add(table, recompute.ALL, group, names)
         return table
 
-    def _add(self, table: Table, level: str, group: Sequence[str], names: Sequence[str]) -> None:
+    def _add(self, table: WindowTable, level: str, group: Sequence[str], names: Sequence[str]) -> None:
         """Measure a level of all blocks of a group, or of each by itself where torch refuses some of them."""
         levels = dict.fromkeys(group, level)
         try:
@@ -237,27 +247,24 @@ class Planner:
 
     # Which plans stay within the budget.
 
-    def _fitting(self, table: Table) -> list[Levels]:
+    def _fitting(self, table: WindowTable) -> list[Levels]:
         """Levels that stay within the budget: of every block, and the cheapest of each kind."""
         known = frozenset(option.level for option in table.options if option.level)
-        every = dict.fromkeys(table.plain.names, recompute.ALL)
-        usable = {option.name for option in table.options if option.level == recompute.ALL}
-        every = {name: level for name, level in every.items() if name in usable}
-        found = [every] if every and self._peak(every) <= self._budget else []
+        found = [levels for levels in _everything(table) if self._peak(levels) <= self._budget]
         for kind in dict.fromkeys(kind & known for kind in _KINDS):
             levels = self._confirmed(table, lambda option, kind=kind: option.level in kind)  # type: ignore[misc]
             if levels is not None and levels not in found:
                 found.append(levels)
         return found
 
-    def _confirmed(self, table: Table, allowed: Callable[[Option], bool]) -> Levels | None:
+    def _confirmed(self, table: WindowTable, allowed: Callable[[Option], bool]) -> Levels | None:
         """The cheapest levels whose recording stays within the budget, as far as the search finds them."""
         # The table counts bytes in use of one pass; what is around it is the difference for the plain model.
         around = self._peak({}) - table.plain.peak
         limit = float(self._budget - around)
         below: float | None = None
         above: float | None = None
-        best: Choice | None = None
+        best: LevelChoice | None = None
         for _ in range(MOST_RECORDED):
             choice = table.cheapest(limit, allowed)
             if choice is None:
@@ -323,6 +330,24 @@ class Planner:
         return plans[best], medians[best], medians[-1] if self._runs_plain else None
 
 
+def _everything(table: WindowTable) -> Iterator[Levels]:
+    """Levels with which every block computes again: each by itself, and in larger containers."""
+    spans = {
+        option.name: (option.begin, option.end) for option in table.options if option.level == recompute.ALL
+    }
+    for largest in (False, True):
+        levels: Levels = {}
+        place = 0
+        while place < len(table.plain.names):
+            here = [name for name, (begin, _) in spans.items() if begin == place]
+            name = (max if largest else min)(here, key=lambda name: spans[name][1], default=None)
+            if name is not None:
+                levels[name] = recompute.ALL
+            place = place + 1 if name is None else spans[name][1]
+        if levels:
+            yield levels
+
+
 def ways_to_fit(
     prober: Prober, memory: Memory, time: StepTime, budget_bytes: int, added_bytes: int
 ) -> list[Way]:
@@ -333,7 +358,7 @@ def ways_to_fit(
     config, on_gpu = prober.config, prober.device.type == "cuda"
     batch, found = config.batch, []
     if not config.memory.recompute:
-        planner = Planner(prober, memory.outside_bytes, budget_bytes, added_bytes, runs_plain=False)
+        planner = BudgetPlanner(prober, memory.outside_bytes, budget_bytes, added_bytes, runs_plain=False)
         plan = planner.plan(memory)
         if plan.memory is not None and plan.levels:
             step_s = None if plan.micro_s is None else batch.accumulation * plan.micro_s + time.update_s

@@ -31,7 +31,7 @@ from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import place
 
-from .budget import Plan, Planner, Way, ways_to_fit
+from .budget import Plan, BudgetPlanner, Way, ways_to_fit
 from .estimate import Fit, Memory, StepTime, spread
 from .rank_memory import Shares, is_sharded, pretended, shares
 from .step_probes import SIZES, Prober, context_bytes, items_of
@@ -252,7 +252,7 @@ def _outlook(
         if device.type == "cpu" and runs_plain:  # the heap of the process holds more than is in use
             prober.time([config.batch.micro], LONGEST_S, lambda _micro: True)
             kept += prober.with_heap(memory).heap_bytes(config.batch.micro)
-        plan = Planner(prober, memory.outside_bytes, limit, kept, runs_plain=runs_plain).plan(memory)
+        plan = BudgetPlanner(prober, memory.outside_bytes, limit, kept, runs_plain=runs_plain).plan(memory)
         if plan.memory is not None:
             prober, memory = prober.with_levels(plan.levels), plan.memory
             config = prober.config
@@ -353,8 +353,8 @@ def _step_error(error: Exception, config: Config, device: torch.device) -> Excep
     return TrainingError(f"{place(error) or config.workload.name}: a step failed: {said(error)}")
 
 
-def planned(draft: Draft, progress: Callable[[str], None]) -> tuple[dict[str, str], str]:
-    """(levels of the model's blocks that keep a run within memory.budget, why).
+def planned(draft: Draft, progress: Callable[[str], None]) -> tuple[list[str], str]:
+    """(the value of memory.recompute that keeps a run within memory.budget, why).
 
     Raises what `predict` raises, and MachineError if no levels do.
     """
@@ -369,7 +369,7 @@ def planned(draft: Draft, progress: Callable[[str], None]) -> tuple[dict[str, st
             f"memory.budget: training needs at least {size(plan.peak_bytes)} of the {size(limit)} that it may use: "
             f"{plan.why}; {smaller_batch(found.config)}"
         )
-    return plan.levels, reason_of(plan, limit)
+    return found.config.memory.recompute, reason_of(plan, limit)
 
 
 def reason_of(plan: Plan, limit: int) -> str:

@@ -161,15 +161,15 @@ class ProbeProcess(ChildServer):
         return {"opened": asdict(self._opened)}
 
     def plan(self, command: Json) -> Json:
-        """Choose levels of blocks for memory.budget. Returns {"levels": …, "reason": …}.
+        """Choose levels of blocks for memory.budget. Returns {"recompute": …, "reason": …}.
 
         Raises MachineError if no levels stay within the budget.
         """
         self.pipe.tell("importing torch")
         from .outlook import planned
 
-        levels, reason = planned(draft_of(command), self.pipe.tell)
-        return {"levels": levels, "reason": reason}
+        recompute, reason = planned(draft_of(command), self.pipe.tell)
+        return {"recompute": recompute, "reason": reason}
 
     def probe(self, command: Json) -> Json:
         """Probe one model. Returns {"probed": …}, see Probed."""

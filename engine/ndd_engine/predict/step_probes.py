@@ -475,7 +475,8 @@ class Prober:
 
     def with_levels(self, levels: dict[str, str]) -> Prober:
         """The same with other levels of the model's blocks, see `memory.recompute`."""
-        return self.with_config(self.config.changed(memory={"recompute": levels}))
+        recompute = [f"{name}={level}" for name, level in levels.items()]
+        return self.with_config(self.config.changed(memory={"recompute": recompute}))
 
     def with_config(self, config: Config) -> Prober:
         """The same with another configuration of the same workload and data."""

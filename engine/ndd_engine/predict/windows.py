@@ -172,7 +172,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Choice:
+class LevelChoice:
     """levels: by block; blocks that keep everything are left out. peak_bytes, seconds: predicted."""
 
     levels: dict[str, str]
@@ -181,7 +181,7 @@ class Choice:
 
 
 @dataclass
-class Table:
+class WindowTable:
     """The windows of the plain model and the options of each block."""
 
     plain: Windows
@@ -216,7 +216,7 @@ class Table:
             return []
         return [(inside[0], inside[-1] + 1)]
 
-    def cheapest(self, limit: float, allowed: Callable[[Option], bool]) -> Choice | None:
+    def cheapest(self, limit: float, allowed: Callable[[Option], bool]) -> LevelChoice | None:
         """The options of all windows that cost the least and never exceed `limit` bytes, or None."""
         if self.plain.outside > limit:
             return None
@@ -240,7 +240,7 @@ class Table:
         if not ended:
             return None
         best = min(ended, key=lambda state: (state.seconds, state.peak))
-        return Choice({name: level for name, level in best.chosen if level}, best.peak, best.seconds)
+        return LevelChoice({name: level for name, level in best.chosen if level}, best.peak, best.seconds)
 
     def _peak(self, state: _State, option: Option) -> int:
         one, saved = self.plain, state.saved

@@ -212,7 +212,7 @@ def _within_budget(run: OpenRun, config: Config) -> Config:
         )
         raise kind(str(error)) from None
     run.put(MarkEvent("choice", 0, f"memory.budget {config.memory.budget}: {found['reason']}"))
-    return config.changed(memory={"recompute": found["levels"]})
+    return config.changed(memory={"recompute": found["recompute"]})
 
 
 def _write_config(run: OpenRun, config: Config, machine: Machine) -> None:

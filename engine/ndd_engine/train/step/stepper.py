@@ -154,7 +154,7 @@ class Stepper:
         if config.speed.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.train()
-        recompute_blocks(self.model, config.memory.recompute)
+        recompute_blocks(self.model, config.memory.levels)
         self.precision: Precision = make_precision(config, device)
         self.workload_parts: TrainingParts = workload.training
         self.no_graph = why_not(
