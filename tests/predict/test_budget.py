@@ -19,7 +19,7 @@ from ndd_engine.errors import ConfigError, UsageError
 from ndd_engine.predict.budget import BudgetPlanner
 from ndd_engine.predict.estimate import HOST_GRANULE, ONE
 from ndd_engine.predict.step_probes import Prober
-from ndd_engine.predict.windows import Option, WindowTable, Windows
+from ndd_engine.predict.windows import Option, Windows, WindowTable
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.rehearsal import rehearse

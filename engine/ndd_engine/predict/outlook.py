@@ -31,7 +31,7 @@ from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import place
 
-from .budget import Plan, BudgetPlanner, Way, ways_to_fit
+from .budget import BudgetPlanner, Plan, Way, ways_to_fit
 from .estimate import Fit, Memory, StepTime, spread
 from .rank_memory import Shares, is_sharded, pretended, shares
 from .step_probes import SIZES, Prober, context_bytes, items_of
