@@ -357,7 +357,7 @@ def ways_to_fit(
     """
     config, on_gpu = prober.config, prober.device.type == "cuda"
     batch, found = config.batch, []
-    if not config.memory.recompute:
+    if config.memory.budget is None and not config.memory.recompute:
         planner = BudgetPlanner(prober, memory.outside_bytes, budget_bytes, added_bytes, runs_plain=False)
         plan = planner.plan(memory)
         if plan.memory is not None and plan.levels:

@@ -249,10 +249,11 @@ def _outlook(
     if limit is not None and config.memory.budget is not None and not config.memory.recompute:
         plain = memory.peak(config.batch.micro, config.batch.accumulation) + kept
         runs_plain = available is None or plain <= available
+        added = kept
         if device.type == "cpu" and runs_plain:  # the heap of the process holds more than is in use
             prober.time([config.batch.micro], LONGEST_S, lambda _micro: True)
-            kept += prober.with_heap(memory).heap_bytes(config.batch.micro)
-        plan = BudgetPlanner(prober, memory.outside_bytes, limit, kept, runs_plain=runs_plain).plan(memory)
+            added += prober.with_heap(memory).heap_bytes(config.batch.micro)
+        plan = BudgetPlanner(prober, memory.outside_bytes, limit, added, runs_plain=runs_plain).plan(memory)
         if plan.memory is not None:
             prober, memory = prober.with_levels(plan.levels), plan.memory
             config = prober.config
