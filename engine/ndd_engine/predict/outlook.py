@@ -21,7 +21,7 @@ from ndd_engine.record.figures import mean_core_use
 from ndd_engine.record.snapshot import CoreUse
 from ndd_engine.text import counted, factor, size
 from ndd_engine.train.data.loader import ordered_steps
-from ndd_engine.train.failures import smaller_batch
+from ndd_engine.train.failures import less_memory
 from ndd_engine.train.parallel.strategy import why_not
 from ndd_engine.train.prepare import seed, total_steps
 from ndd_engine.train.rehearsal import SizeChoice, decide
@@ -350,7 +350,7 @@ def _step_error(error: Exception, config: Config, device: torch.device) -> Excep
         shard = ""
         if config.parallel.ranks > 1 and config.parallel.strategy == "ddp":
             shard = ', or shard the model: parallel.strategy = "fsdp2"'
-        return MachineError(f"out of memory in a training step on {device}; {smaller_batch(config)}{shard}")
+        return MachineError(f"out of memory in a training step on {device}; {less_memory(config)}{shard}")
     return TrainingError(f"{place(error) or config.workload.name}: a step failed: {said(error)}")
 
 
@@ -368,7 +368,7 @@ def planned(draft: Draft, progress: Callable[[str], None]) -> tuple[list[str], s
     if plan.memory is None:
         raise MachineError(
             f"memory.budget: training needs at least {size(plan.peak_bytes)} of the {size(limit)} that it may use: "
-            f"{plan.why}; {smaller_batch(found.config)}"
+            f"{plan.why}; {less_memory(found.config)}"
         )
     return found.config.memory.recompute, reason_of(plan, limit)
 
