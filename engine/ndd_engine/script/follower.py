@@ -54,7 +54,9 @@ from ndd_engine.text import counted, number, printable
 from ndd_watch import mapped
 
 from .command import Command
-from .records import Line, Process, Records, Samples, ScriptRanks
+from .records import Line, Process, Records
+from .script_ranks import ScriptRanks
+from .stack_samples import Samples
 
 # Longer traces would take the console minutes to read.
 LONGEST = 1 << 28
