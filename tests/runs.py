@@ -17,7 +17,7 @@ import pytest
 
 from ndd_engine.config import read
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.training_run import TrainingRun
 

@@ -261,7 +261,8 @@ def test_every_setting_that_can_be_tried_can_be_named_and_is_in_the_help(
 ) -> None:
     listed = ", ".join(ONLY).split(", ")
     sets = ["batch.accumulation=4", "loader.persistent=false", f"speed.attention={attention}"]
-    here = trained(Place(gpu, 4), read(workload=workload, sets=sets).resolve())
+    draft = read(workload=workload, sets=sets)
+    here = trained(Place(gpu, 4), draft.resolve(), draft.model)
     for place in (here, replace(here, script=True)):
         for name in (name for one in candidates(place) for name in (one.name, one.group) if name):
             assert place.script or re.sub(r"\d+$", "N", name) in listed or name in listed, name

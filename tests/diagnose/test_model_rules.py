@@ -81,6 +81,20 @@ def test_a_function_that_is_compiled_no_more_is_told_however_short_the_compilati
     assert script(marks=[recompiled(1.5)], phases=slow).verdict().cause == "data-wait"
 
 
+def test_recompilation_in_each_of_few_steps_is_told_before_anything_else_can_be() -> None:
+    few: dict[str, Any] = {
+        "windows": 1,
+        "steps": 6,
+        "wobble": 0.0,
+        "phases": {"forward": 6000.0, "backward": 10.0},
+    }
+    mark = replace(recompiled(5.0), data={**recompiled(5.0).data, "graphs": 1})
+    found = script(marks=[mark] * 6, **few).verdict()
+    assert found.cause == "recompile" and "83 % of the time" in found.title
+    # One that is made for another shape is usual.
+    assert "recompile" not in script(marks=[mark], **few).causes()
+
+
 # Dense gradients of tables.
 
 

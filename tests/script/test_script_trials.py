@@ -10,7 +10,9 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +29,14 @@ from tests.waiting import until
 
 from ndd_console.__main__ import status_of
 from ndd_engine.child import ChildError
+from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.run.run import Run
 from ndd_engine.script.command import Command
 from ndd_engine.script.edits import Edit, edit_of, first_steps, refusal
+from ndd_engine.script.script_run import Script
+from ndd_engine.script.script_tuning import observe
 from ndd_engine.script.trials import ScriptProcess
 from ndd_engine.trial.outcome import LOSSES, SideFacts
 
@@ -248,6 +254,22 @@ def test_a_command_that_is_tuned_is_refused_before_it_writes(tmp_path: Path) -> 
     words = shlex.split("tune --only threads --budget 5 --")
     done = run(tmp_path, *words, sys.executable, str(script), status=2)
     assert "outside its folder" in done.stderr and not path.exists()
+
+
+def test_what_the_observed_copy_is_given_is_not_set_in_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[Mapping[str, str]] = []
+
+    def opened(script: Script) -> Run:
+        given.append(script.request.environment)
+        raise UsageError("not started")
+
+    monkeypatch.setattr(Run, "open", opened)
+    command, before = Command((sys.executable, str(written(tmp_path))), tmp_path), dict(os.environ)
+    with pytest.raises(UsageError, match="not started"):
+        observe(tmp_path / "runs", command, lambda _: None, threading.Event())
+    assert given[0]["HF_HUB_OFFLINE"] == "1" and dict(os.environ) == before
 
 
 # The edit that makes a change trains before it is shown.

@@ -26,7 +26,7 @@ from trial_help import descendants, measured, planted
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import UsageError
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.train.prepare import prepare_run
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.step.optimizers import Precision, make_precision, set_tf32

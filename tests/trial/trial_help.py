@@ -15,7 +15,7 @@ from tests.waiting import children, lives, until
 from ndd_engine.child import Json, Tick
 from ndd_engine.config import read
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.training_run import TrainingRun
 from ndd_engine.trial.outcome import Base, Progress, TrialRequest

@@ -29,7 +29,8 @@ from ndd_console.words.stopping import RUN_STOPPING
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, INTERRUPTED, TERMINATED, NddError
 from ndd_engine.record.events import EndEvent, Event
 from ndd_engine.record.file import Listener
-from ndd_engine.run import Run, StopNow
+from ndd_engine.run.control import StopNow
+from ndd_engine.run.run import Run
 from ndd_engine.script.script_run import Script, ScriptRequest
 from ndd_engine.text import printable
 from ndd_engine.train.parallel.rank_place import ENV_STOPPED, OtherRankError, RankPlace, own_launcher

@@ -37,7 +37,7 @@ from ndd_engine.config import read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, INTERRUPTED
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir, find_run, runs_root
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.script.script_run import Script, ScriptRequest
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.started_ranks import StartedRanks

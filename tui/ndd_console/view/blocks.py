@@ -90,7 +90,7 @@ def heat_map(ranks: Ranks, width: int, count: int) -> list[Row]:
     room = max(count - 2, 1)
     digits = len(str(max(newest.first_rank + newest.world - 1, 0)))
     wide = max(width - digits - 1, 1)
-    by_host = newest.hosts > 1 and newest.world % newest.hosts == 0
+    by_host = 1 < newest.hosts <= newest.world and newest.world % newest.hosts == 0
     here = newest.world // newest.hosts if by_host else 0
     if size == 1 and by_host and newest.hosts <= room and here <= wide:
         across = here

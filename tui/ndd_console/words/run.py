@@ -375,7 +375,8 @@ def epoch_text(snapshot: Snapshot, run: RunEvent) -> str:
     text = f"one epoch is {number(run.steps_per_epoch)} steps, {items}"
     each = finite(run.tokens_per_item)  # of a damaged record, it may be NaN
     if run.token and each and run.items_per_epoch:
-        text += f", {number(round(run.items_per_epoch * each))} {plural(printable(run.token))}"
+        tokens = run.items_per_epoch * each
+        text += f", {number(round(tokens) if abs(tokens) < 1e18 else tokens)} {plural(printable(run.token))}"
     return text
 
 
