@@ -60,8 +60,8 @@ def delete(asked: Asked) -> int:
     Those with these names or globs are deleted, or all that the options select. Only folders of runs directly in the
     runs folder are deleted. A run that is being written is never deleted.
     """
-    from ndd_engine.record.channel import age_of, candidates
-    from ndd_engine.record.channel import delete as deleted
+    from ndd_engine.run.deletion import age_of, candidates
+    from ndd_engine.run.deletion import delete as deleted
 
     names, root = asked.names, asked.root
     if not names and asked.age is None and not asked.failed:

@@ -18,12 +18,12 @@ from ndd_console.words.run import metrics_text
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
 from ndd_engine.errors import INTERRUPTED, NddError, UsageError, error_text
 from ndd_engine.files import write_text
-from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, TrialEvent
 from ndd_engine.record.file import RunReader, damage_text
 from ndd_engine.record.rundir import RunDir, all_runs
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.run import Run
+from ndd_engine.run.channel import send
+from ndd_engine.run.run import Run
 from ndd_engine.text import MISSING, number, printable
 from ndd_engine.train.started_ranks import StartedRanks
 

@@ -67,6 +67,17 @@ _FINDINGS = 2 * (_LINES + 1 + _MORE)  # rows of all that is said of findings, wi
 
 NOTHING = DiagnosisResult()
 
+_MARK_STYLE = {"warning": "warn", "error": "bad", "evaluation": "accent", "recompile": "warn"}
+_GAP = 3
+_MESSAGE = 3  # rows of what is said to the user
+_LABEL = 9
+_TWO_COLUMNS = 72  # narrower screens stack the blocks
+_THREE_COLUMNS = 150
+_SIDE = 48  # width of the third column
+_TRENDS = (80, 24)  # smaller screens drop the trends first
+_MAIN = 10  # rows of the step block with its heading
+_RANKS = 28  # minimum width of the panel of ranks
+
 
 def _change_text(finding: Finding, can_try: bool, width: int) -> tuple[str, str, str]:
     """The recommendation, the key that measures it, and a change that cannot be measured; each may be ""."""
@@ -156,12 +167,6 @@ def _first(lines: list[str], count: int, width: int) -> list[str]:
     if count < 1 or count >= len(lines):
         return lines[: max(count, 0)]
     return [*lines[: count - 1], shorten(lines[count - 1] + " …", width)]
-
-
-_MARK_STYLE = {"warning": "warn", "error": "bad", "evaluation": "accent", "recompile": "warn"}
-_GAP = 3
-_MESSAGE = 3  # rows of what is said to the user
-_LABEL = 9
 
 
 def figures_row(snapshot: Snapshot, width: int, with_trends: bool, with_work: bool = False) -> Row:
@@ -310,14 +315,6 @@ def _work(snapshot: Snapshot, room: int) -> str:
 def _first_that_fits(choices: list[list[str]], room: int) -> str:
     joined = ["   ".join(texts) for texts in choices]
     return next((text for text in joined if cells(text) <= room), joined[-1])
-
-
-_TWO_COLUMNS = 72  # narrower screens stack the blocks
-_THREE_COLUMNS = 150
-_SIDE = 48  # width of the third column
-_TRENDS = (80, 24)  # smaller screens drop the trends first
-_MAIN = 10  # rows of the step block with its heading
-_RANKS = 28  # minimum width of the panel of ranks
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,10 @@ _GAP = 2  # cells between two columns
 _TITLE = 28  # cells that a title needs beside a text at the end of its row
 _LEAST = 18  # cells that a column keeps that can be cut
 
+# (key, what it does).
+Keys = tuple[tuple[str, str], ...]
+MARGIN_FROM = 40  # narrower screens have no margin
+
 
 def cells(text: str) -> int:
     return len(text) if text.isascii() else cell_len(text)
@@ -259,12 +263,6 @@ def labelled(
         rows.append(((label.ljust(indent), label_style), (line, style)))
         label = ""
     return rows
-
-
-# (key, what it does).
-Keys = tuple[tuple[str, str], ...]
-
-MARGIN_FROM = 40  # narrower screens have no margin
 
 
 @dataclass(frozen=True)
