@@ -64,6 +64,7 @@ FAULTS = (
     Fault("evaluation-keeps", ("evaluation-memory", "evaluation"), (10, 40)),
     Fault("checkpoint-copies", ("checkpoint-memory", "checkpoint"), (20, 60)),
     Fault("recompile", ("recompile",), (7, 1000), "weighed"),
+    Fault("compile-cost", ("compile-cost",), (16, 48), seconds=6.0),
     Fault("dense-embedding", ("dense-embedding",), (2, 10), "WithIds.table"),
     Fault("denormals", ("denormals",), (2, 10)),
     Fault("retain-graph", ("retain-graph",), (1, 4), "planted.py"),
@@ -129,7 +130,6 @@ FAULTS = (
 UNPLANTED = {
     "quota": "wants a control group with a quota",
     "near-limit": "would fill the memory of the machine",
-    "compile-cost": "planted into own models",
     **dict.fromkeys(
         (
             "transfer", "launch-bound", "sync", "collectives", "queue-gaps", "gpu-idle", "throttling", "thrash",

@@ -48,7 +48,7 @@ WORDS = frozenset({
     "slow-function", "slowing", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "recompile",
     "not-finite", "iterator-restart", "short-epochs", "repeated-items", "logging", "worker-memory", "evaluation-memory",
     "hang", "died", "open-files", "dense-embedding", "retain-graph", "checkpoint-memory", "piling-up", "clip", "skew",
-    "exchange", "neighbour-cores",
+    "exchange", "neighbour-cores", "compile-cost",
 })  # fmt: skip
 FIRST, LATER, MISSED = "found first", "found later", "missed"
 
