@@ -31,7 +31,7 @@ class Fault:
 
     ranks: of the script, under torchrun if there are several. script: in which it is planted; hangs.py may fail.
     package: that the script needs. busy: whether it is planted beside the script, as so many other processes. seconds:
-    of training.
+    of training. quota: whether level 4 runs in a control group with a quarter of a core, and the twin with 64 cores.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Fault:
     package: str = ""
     busy: bool = False
     seconds: float = 14.0
+    quota: bool = False
 
 
 FAULTS = (
@@ -75,6 +76,7 @@ FAULTS = (
     Fault("evaluate-joins", ("evaluation",), (4, 16), "in evaluate"),
     Fault("logging", ("logging",), (2, 10), "Board.add_scalar"),
     Fault("threads", ("oversubscribed",), (4, 16)),
+    Fault("quota", ("quota",), (4, 10), quota=True),
     Fault("neighbours", ("neighbour-cores",), (1, 3), busy=True),
     Fault("garbage", ("gc",), (2, 10)),
     Fault("anomaly", ("anomaly",), (6, 24)),
@@ -128,7 +130,6 @@ FAULTS = (
 )
 # Causes that a script can have, and that nothing plants here.
 UNPLANTED = {
-    "quota": "wants a control group with a quota",
     "near-limit": "would fill the memory of the machine",
     **dict.fromkeys(
         (
