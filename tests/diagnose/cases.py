@@ -438,12 +438,18 @@ GPU = [
         "amp", {"work": AMP_WORK}, {"work": replace(AMP_WORK, flops_per_step=LITTLE)}, ("precision.amp=bf16",),
         kind=gpu, run={**GPU_RUN, "precision": "tf32"}, sets=("precision.amp=off",),
     ),
-    # A script's operations are not counted: the kernels of a capture show the format.
+    # Where operations are not counted, as of a script, the kernels of a capture show the format.
     pair(
         "tf32", products(fp32=50), products(tf32=50), ("precision.tf32=true",), kind=gpu,
         run={**OLD_GPU, **SCRIPT},
     ),
     pair("amp", products(tf32=50), products(tf32=1), ("precision.amp=bf16",), kind=gpu, run={**GPU_RUN, **SCRIPT}),
+    # A capture of an own run shows more than the number of its operations.
+    pair(
+        "tf32", {**products(fp32=50), "work": replace(TF32_WORK, flops_per_step=LITTLE)},
+        {**products(fp32=1), "work": TF32_WORK}, ("precision.tf32=true",), kind=gpu, run=OLD_GPU,
+        sets=("precision.amp=off", "precision.tf32=false"),
+    ),
     pair(
         "cudnn-benchmark", CONVOLUTIONS, busy(), ("speed.cudnn_benchmark=true",), kind=gpu, workload="antispoof"
     ),

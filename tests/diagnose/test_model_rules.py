@@ -9,6 +9,7 @@ import pytest
 from planted_runs import NVML, Planted, healthy, profiled, script
 
 from ndd_console.words.run import loss_text, summary
+from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import EndEvent, MarkEvent, NotFiniteEvent
 
 TABLE = ("Net.encoder.table", "Embedding", 1_000_000, 64, 512, 0.95, "Adam")
@@ -192,7 +193,9 @@ def test_skipped_updates_say_what_was_not_finite_first(
 def test_a_loss_that_is_not_finite_is_the_first_finding_and_the_first_line() -> None:
     snapshot = Planted(window={"bad_loss": ("NaN", 40, 28, 0.7, 0.6)}).snapshot()
     assert loss_text(snapshot) == "loss NaN since about step 40"
-    assert summary(snapshot, None, "runs/it")[0].startswith("finding: the loss is NaN since about step 40; ")
+    assert summary(snapshot, None, "runs/it", diagnose(snapshot))[0].startswith(
+        "finding: the loss is NaN since about step 40; "
+    )
     exact = Planted(window={"bad_loss": ("infinite", 40, 39, 0.7, 0.6)}).snapshot()
     assert loss_text(exact) == "loss infinite since step 40"
     grown = Planted(window={"bad_loss": ("NaN", 40, 39, 4.5e9, 2.3)}).verdict()

@@ -15,7 +15,7 @@ from ndd_engine.record.event import EXCHANGE, NO_HANGS, SKEW, Ranks
 from ndd_engine.record.events import DeathEvent
 from ndd_engine.record.figures import death_text
 from ndd_engine.record.snapshot import Curve
-from ndd_engine.text import percent, printable, span
+from ndd_engine.text import number, percent, printable, span
 
 from .finding import Finding
 from .view import MODEL, RANK_CLOCKS, Cost, Draft, View, taken
@@ -99,7 +99,7 @@ def open_files(view: View) -> Finding | None:
     if slope is None:
         return None
     kind = max(told.kinds, key=told.kinds.__getitem__) if told.kinds else ""
-    rate = f"{slope:.2g} a step" if slope >= 1 else f"1 in {1 / slope:.2g} steps"
+    rate = f"{number(slope, 2)} a step" if slope >= 1 else f"1 in {number(1 / slope, 2)} steps"
     of_limit = f" of {told.limit:,}" if told.limit is not None else ""
     title = (
         f"open files grow by {rate}: {number_open:,}{of_limit}{' (the limit)' if full else ''} at step {at:,}"

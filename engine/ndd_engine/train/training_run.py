@@ -19,7 +19,8 @@ from ndd_engine.record.figures import death_figures
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir, bare, new_run_dir, resume_text, set_aside
 from ndd_engine.record.state import RunState
-from ndd_engine.run import Executor, StopNow
+from ndd_engine.run.control import StopNow
+from ndd_engine.run.run import Executor
 from ndd_engine.train.parallel.rank_place import Cause, leave_cause, other_over, others
 
 from .loggers import Loggers
