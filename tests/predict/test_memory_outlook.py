@@ -341,13 +341,13 @@ def test_the_stand_in_for_fake_tensors_allocates_what_ddp_does(compress: str) ->
 def test_a_gpu_that_is_not_here_is_traced_with_fake_tensors(strategy: str) -> None:
     config, workload = made("parallel.ranks=4", f"parallel.strategy={strategy}")
     with pretended(4, torch.device("cuda")):
-        fake, flops = traced(config, workload, 4)
+        fake = traced(config, workload, next(endless(workload, config, 4)))
     real = predicted("parallel.ranks=4", f"parallel.strategy={strategy}", device="cuda")
     weights = sum(item.nbytes for item in workload.model.parameters()) if strategy == "ddp" else 0
     # On a GPU the parameters are part of the trace, on the CPU the order of the data.
     order = 8 * len(workload.train_data)  # type: ignore[arg-type]
-    assert fake.peak() - weights == pytest.approx(real.peak() - order, rel=0.02)
-    assert flops
+    assert fake.trace.peak() - weights == pytest.approx(real.peak() - order, rel=0.02)
+    assert fake.micro and fake.update
 
 
 def test_what_a_rank_holds_throughout_a_step() -> None:

@@ -140,19 +140,6 @@ def test_a_free_batch_gets_close_to_the_memory_limit(most: int) -> None:
     assert most - 8 < fitting[-1] <= most
 
 
-def test_with_peak_flops_only_larger_micro_batches_come_first() -> None:
-    bound = replace(BASE, lower_bound=True, free_bytes=1000)
-    rows = [
-        replace(bound, batch=Batch(micro, 16 // micro), step_s=0.1 + micro * 1e-6, memory_bytes=50 * micro)
-        for micro in (2, 4, 8, 16)
-    ]
-    assert ranked(rows, Answers())[0].batch.micro == 16
-    assert ranked(rows, Answers(goal="time", items=1600))[0].batch.micro == 16
-    # At most half of the memory.
-    assert ranked(rows, Answers(goal="low-memory"))[0].batch.micro == 8
-    assert pareto(rows) == rows  # each needs less memory than the next
-
-
 def test_the_pareto_front_of_many_rows() -> None:
     rows = [
         replace(BASE, batch=Batch(micro, 1), memory_bytes=micro % 97, step_s=1 + (micro * 31) % 89)

@@ -12,6 +12,7 @@ from ndd_engine.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, NddError, 
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import GpuProfile, Machine, free_memory, match
 from ndd_engine.predict.estimate import Memory, StepTime, spread
+from ndd_engine.predict.launches import StepEstimate
 from ndd_engine.predict.probe_process import Opened, Probed
 from ndd_engine.text import counted, size
 from ndd_engine.train.request import preflight
@@ -38,7 +39,11 @@ from .proposals import (
 
 # Number of micro-batches to time, and the maximum seconds of the slowest.
 TIMED = 4
+# Number of micro-batches to estimate on a GPU that is not in this machine.
+ESTIMATED = 6
 LONGEST_S = 1.0
+# The share of reading data and model; what a stage of a probe leaves of the progress within it.
+OPENING, STAGE = 0.2, 0.8
 # Maximum seconds for one command to the probe process.
 PATIENCE_S = 300.0
 
@@ -85,6 +90,7 @@ class Situation:
 class ProbedModel:
     """Result of a probe. If it failed, memory and time are None and `why` is the reason.
 
+    estimate: the range of `time` on a GPU that is not in this machine.
     layout: of the ranks that it is for. instead: memory of a layout that is preferred where it fits.
     """
 
@@ -93,7 +99,7 @@ class ProbedModel:
     tokens_per_item: float
     memory: Memory | None
     time: StepTime | None
-    lower_bound: bool = False
+    estimate: StepEstimate | None = None
     why: str = ""
     layout: Layout = SINGLE
     instead: Memory | None = None
@@ -111,7 +117,8 @@ class Planner:
     def __init__(self, answers: Answers, tell: Tell, stop: threading.Event) -> None:
         self.answers = answers
         self._tell, self._stop = tell, stop
-        self._done = 0.0
+        # The share that is done, and that of the present work.
+        self._done, self._each = 0.0, OPENING
         self._stage = "starting"
         self._child: ChildProcess | None = None
         # Arguments of the open command.
@@ -139,6 +146,7 @@ class Planner:
         machine = detect(device, use_torch=False)
         free = free_memory()  # before the probe process takes its share
         self._spec = spec_of(answers.config, answers.workload, sets)
+        self._spec["gpu"] = None if gpu is None else gpu.slug
         opened = decoded(Opened, self._ask({"do": "open", **self._spec})["opened"])
         if draft.size == "auto":  # the batch depends on the GPU as well
             config = draft.resolve(opened.size, opened.memory_gb if gpu is None else gpu.memory_gb)
@@ -182,7 +190,8 @@ class Planner:
         """Probe all models, the configured one first; of several ranks, each layout. Raises NddError."""
         wanted = models(situation.config, self.answers, situation.sizes, situation.amps)
         for place, model in enumerate(wanted):
-            self._done = place / len(wanted)
+            self._each = (1 - OPENING) / len(wanted)
+            self._done = OPENING + place * self._each
             self._stage = f"probing {model_name(model)}"
             if situation.ranks == 1:
                 yield self.probe_one(situation, model)
@@ -197,7 +206,7 @@ class Planner:
             layout = Layout(situation.ranks, "fsdp2")
             if not (compared and present == layout) and not self._all_fit(situation, whole):
                 yield replace(self.probe_one(situation, model, layout), instead=whole.memory)
-        self._done = 1.0
+        self._done, self._each = 1.0, 0.0
 
     def _all_fit(self, situation: Situation, found: ProbedModel) -> bool:
         """Whether the largest batch that has to fit does; if any effective batch will do, the smallest."""
@@ -215,10 +224,11 @@ class Planner:
         command = {
             "do": "probe",
             "sets": [*model.sets(), *layout.sets_to_probe(situation.config)],
-            "micros": spread(grid[0].micro, grid[-1].micro, TIMED),
+            "micros": spread(grid[0].micro, grid[-1].micro, TIMED if situation.gpu is None else ESTIMATED),
             "longest_s": LONGEST_S,
             "free_bytes": situation.usable(layout),
             "gpu": None if situation.gpu is None else situation.gpu.slug,
+            "check": self._done <= OPENING,  # the first model
         }
         try:
             if self._child is not None and self._child.ended:  # the previous model ran out of memory
@@ -240,7 +250,14 @@ class Planner:
 
     def _ask(self, command: Json) -> Json:
         assert self._child is not None
-        tick = ticker(self._stage, lambda words: self._tell(words, self._done), self._stop)
+        told: dict[str, None] = {}
+
+        def tell(words: str) -> None:
+            # Each new stage takes a share of what is left of the model.
+            told[words] = None
+            self._tell(words, self._done + (1 - STAGE ** (len(told) - 1)) * self._each)
+
+        tick = ticker(self._stage, tell, self._stop)
         try:
             return self._child.ask(command, PATIENCE_S, tick)
         except ChildError as error:
@@ -329,6 +346,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
         for placement, added in loader_bytes.items():
             fit = None if peaks is None else peaks.fit(batch.micro, batch.accumulation, free, added)
             retries = 0 if fit is None else fit.retries
+            estimate = found.estimate if layout.ranks == 1 or on_gpu(situation) else None
             placed = placement == "device" and cuda
             times = batch.micro, batch.accumulation, loader.workers, placed
             present = mine and batch == present_batch(config) and placement == loader.placement
@@ -347,7 +365,10 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
                     tokens_per_item=found.tokens_per_item,
                     setup_s=opened.setup_s if situation.gpu is None else 0.0,
                     doubt="" if peaks is None else peaks.why_not,
-                    lower_bound=found.lower_bound,
+                    step_range_s=None
+                    if estimate is None
+                    else (estimate.low.step_s(*times), estimate.high.step_s(*times)),
+                    decides="" if estimate is None else estimate.decides(batch.micro, *times[2:]),
                     cost="; ".join(filter(None, (RETRIES if retries else "", cost))),
                     retries=retries,
                     given=given if present else None,

@@ -353,8 +353,6 @@ NOT_MEASURED = "not measured"
 SHORT_ROUNDS = 2
 # Goal "low-memory": minimum throughput relative to the fastest proposal that fits.
 FAST_ENOUGH = 0.8
-# Goal "low-memory" on a GPU that is known only by its peak FLOP/s: maximum share of the free memory.
-LOW_MEMORY_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -388,9 +386,10 @@ class Proposal:
     memory_bytes: predicted peak, None if unknown. free_bytes: usable memory. step_s: predicted, None if unknown.
     total_s: time for `items` items (of the run or the goal), including data preparation. doubt: why the memory has low
     confidence, or "". retries: if it fits only with retries of the allocator, how many; they cost time that step_s does
-    not include. lower_bound: the time is a lower bound from published peak FLOP/s. cost: disadvantages other
-    than time and memory, or "". threads: intra-op threads, None for the default. given: the overrides that select the
-    present configuration as it is, None for every other row. allowed: whether it is within the limits of the answers;
+    not include. step_range_s: of an estimate, the seconds with a fast and with a slow host, else None. decides:
+    what an estimate depends on, see launches.Decides. cost: disadvantages other than time and memory, or "". threads:
+    intra-op threads, None for the default. given: the overrides that select the present configuration as it is, None
+    for every other row. allowed: whether it is within the limits of the answers;
     only the present configuration may not be. layout: the ranks, on each of which `batch` and the memory are;
     select_ranks: whether it differs from the initial configuration. whole_bytes: for a sharded model, the predicted
     peak with the whole model on each rank, which does not fit; None if unknown. item, token: what the workload calls
@@ -409,7 +408,8 @@ class Proposal:
     tokens_per_item: float
     setup_s: float = 0.0
     doubt: str = ""
-    lower_bound: bool = False
+    step_range_s: tuple[float, float] | None = None
+    decides: str = ""
     cost: str = ""
     measured: Measured | None = None
     threads: int | None = None
@@ -506,7 +506,8 @@ class Proposal:
             "retries": self.retries,
             "memory_doubt": self.doubt,
             "predicted_step_s": self.step_s,
-            "step_is_lower_bound": self.lower_bound,
+            "predicted_step_range_s": None if self.step_range_s is None else list(self.step_range_s),
+            "decides": self.decides or None,
             "predicted_items_per_s": self.items_per_s,
             "predicted_tokens_per_s": self.tokens_per_s,
             "predicted_total_s": self.total_s,
@@ -539,15 +540,12 @@ def _merits(proposal: Proposal) -> tuple[float, ...]:
         proposal.model.sequence,
         proposal.parameters,
         -bool(proposal.retries),
-        # Peak FLOP/s do not depend on the micro-batch, but larger ones get closer to them.
-        proposal.batch.micro if proposal.lower_bound else 0,
     )
 
 
 def _rate(proposal: Proposal) -> float:
-    """Items per second; rounded if derived from peak FLOP/s, so that irrelevant differences do not count."""
-    rate = proposal.items_per_s or 0.0
-    return float(f"{rate:.2g}") if proposal.lower_bound else rate
+    """Items per second; 0 if they are unknown."""
+    return proposal.items_per_s or 0.0
 
 
 def ranked(proposals: Sequence[Proposal], answers: Answers) -> list[Proposal]:
@@ -555,23 +553,18 @@ def ranked(proposals: Sequence[Proposal], answers: Answers) -> list[Proposal]:
     fitting = [proposal for proposal in proposals if proposal.fits and proposal.allowed]
     known = [proposal for proposal in fitting if proposal.items_per_s is not None]
     if answers.goal == "low-memory" and known:
-        if any(proposal.lower_bound for proposal in known):
-            lean = [
-                one for one in by_speed(known) if (one.memory_bytes or 0) <= LOW_MEMORY_SHARE * one.free_bytes
-            ]
-        else:
-            enough = FAST_ENOUGH * max(_rate(proposal) for proposal in known)
-            lean = [proposal for proposal in known if _rate(proposal) >= enough]
-            lean.sort(key=lambda one: (bool(one.retries), one.memory_bytes or 0))
+        enough = FAST_ENOUGH * max(_rate(proposal) for proposal in known)
+        lean = [proposal for proposal in known if _rate(proposal) >= enough]
+        lean.sort(key=lambda one: (bool(one.retries), one.memory_bytes or 0))
         taken = set(map(id, lean))
         return [*lean, *by_speed(one for one in fitting if id(one) not in taken)]
-    if answers.goal == "time" and not any(proposal.lower_bound for proposal in known):
+    if answers.goal == "time":
         return sorted(fitting, key=lambda one: (bool(one.retries), one.total_s is None, one.total_s or 0.0))
     return by_speed(fitting)
 
 
 def by_speed(proposals: Iterable[Proposal]) -> list[Proposal]:
-    """Fastest first; ties by least memory, or by largest micro-batch if only peak FLOP/s are known.
+    """Fastest first; ties by least memory.
 
     Those that need retries of the allocator come last: what these cost is not known before a measurement.
     """
@@ -580,9 +573,8 @@ def by_speed(proposals: Iterable[Proposal]) -> list[Proposal]:
 
 def slowness(proposal: Proposal) -> tuple[bool, bool, float, int]:
     """The sort key of `by_speed`."""
-    order = -proposal.batch.micro if proposal.lower_bound else proposal.memory_bytes or 0
     retried = bool(proposal.retries) and (proposal.measured is None or proposal.measured.step_s is None)
-    return proposal.items_per_s is None, retried, -_rate(proposal), order
+    return proposal.items_per_s is None, retried, -_rate(proposal), proposal.memory_bytes or 0
 
 
 def cost_in_words(

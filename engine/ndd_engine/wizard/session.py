@@ -268,8 +268,8 @@ def heading(answers: Answers, situation: Situation, proposal: Proposal, compared
         each = f" on each of {proposal.layout.ranks} ranks" if proposal.layout.ranks > 1 else ""
         figures.append(f"peak memory {size(memory)} of {size(proposal.free_bytes)} usable{each}")
     if step is not None:
-        bound = "at least " if proposal.lower_bound or proposal.layout.ranks > 1 else ""
-        figures.append(f"{bound}{duration(step)} per step")
+        bound = "at least " if proposal.layout.ranks > 1 else ""
+        figures.append(f"{bound}{duration(step)} per step{_range(proposal)}")
     if figures:
         lines.append(f"Predicted: {', '.join(figures)}.")
     measured = proposal.measured
@@ -285,6 +285,14 @@ def heading(answers: Answers, situation: Situation, proposal: Proposal, compared
     if proposal.cost:
         lines.append(f"Disadvantages: {proposal.cost}.")
     return "\n".join(lines)
+
+
+def _range(proposal: Proposal) -> str:
+    """The range of an estimated step, and what it depends on."""
+    if proposal.step_range_s is None:
+        return ""
+    low, high = map(duration, proposal.step_range_s)
+    return f" (estimated, {low} to {high}: {proposal.decides} decides)"
 
 
 def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
@@ -310,7 +318,7 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
             text += f" (low confidence: {proposal.doubt})"
         found["batch.micro"] = text
     if (rate := proposal.items_per_s) is not None:
-        most = "at most " if proposal.lower_bound or ranks > 1 else ""
+        most = "at most " if ranks > 1 else ""
         text = f"predicted {most}{number(rate)} {plural(opened.item)}/s"
         if measured is not None and measured.step_s:
             text += f", measured {number(batch.items / measured.step_s)}"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _LARGE = float("inf")
 ITEMS, TOKENS = "items/s", "tokens/s"  # columns; their headings name the items and tokens of the workload
 _SHOWN = ("size", "sequence", "dtype", "ranks", "micro", "accum", "memory", "step", ITEMS, "total time")
-_LOWER_BOUNDS = "times are lower bounds from the GPU's peak FLOP/s"
+_ESTIMATES = "times are estimates, with a range over what the host takes to launch a kernel"
 # Maximum rows of the table of proposals that were not measured.
 _ROWS = 12
 
@@ -37,10 +37,6 @@ class Column:
 
 def _or(value: float | None) -> float:
     return _LARGE if value is None else value
-
-
-def _bound(proposal: Proposal, text: str, sign: str = "≥") -> str:
-    return sign + text if proposal.lower_bound else text
 
 
 def _over(count: int) -> str:
@@ -60,12 +56,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("accum", lambda row: str(row.batch.accumulation), lambda row: row.batch.accumulation),
     Column("memory", lambda row: size(row.memory_bytes), lambda row: _or(row.memory_bytes)),
     Column("data", lambda row: "GPU" if row.placement == "device" else "host", lambda row: row.placement),
-    Column("step", lambda row: _bound(row, duration(row.step_s)), lambda row: _or(row.step_s)),
-    Column(ITEMS, lambda row: _bound(row, number(row.items_per_s), "≤"), slowness),
-    Column(
-        TOKENS, lambda row: _bound(row, number(row.tokens_per_s), "≤"), lambda row: -(row.tokens_per_s or 0.0)
-    ),
-    Column("total time", lambda row: _bound(row, duration(row.total_s)), lambda row: _or(row.total_s)),
+    Column("step", lambda row: duration(row.step_s), lambda row: _or(row.step_s)),
+    Column(ITEMS, lambda row: number(row.items_per_s), slowness),
+    Column(TOKENS, lambda row: number(row.tokens_per_s), lambda row: -(row.tokens_per_s or 0.0)),
+    Column("total time", lambda row: duration(row.total_s), lambda row: _or(row.total_s)),
     Column("parameters", lambda row: number(row.parameters), lambda row: row.parameters),
 )  # fmt: skip
 # Columns that some models have no values for: left out if no row has one.
@@ -116,20 +110,28 @@ def remark(proposal: Proposal, details: bool = False) -> str:
         words.append(f"measured memory is {_over(proposal.over_bytes)}")
     if proposal.doubt and proposal.memory_bytes is not None:
         words.append("low confidence in memory" + (f" ({proposal.doubt})" if details else ""))
+    if details and (text := range_text(proposal)):
+        words.append(text)
     if details and proposal.placement == "device":
         words.append("data on the GPU")
     return "; ".join([*words, proposal.cost] if proposal.cost else words)
 
 
+def range_text(proposal: Proposal) -> str:
+    """The range of an estimated step, and which side decides; "" of a measured one."""
+    if proposal.step_range_s is None:
+        return ""
+    low, high = map(duration, proposal.step_range_s)
+    return f"a step takes {low} to {high}: {proposal.decides} decides"
+
+
 def about_text(proposal: Proposal) -> str:
     """What is predicted of a proposal."""
-    most = "at most " if proposal.lower_bound else ""
-    rates = [f"{most}{number(proposal.items_per_s)} {item_unit(proposal)}"]
+    rates = [f"{number(proposal.items_per_s)} {item_unit(proposal)}"]
     if proposal.tokens_per_item:
-        rates.append(f"{most}{number(proposal.tokens_per_s)} {token_unit(proposal)}")
+        rates.append(f"{number(proposal.tokens_per_s)} {token_unit(proposal)}")
     memory = f"predicted peak {size(proposal.memory_bytes)} of {size(proposal.free_bytes)}"
-    text = f"{memory}; {', '.join(rates)}; {number(proposal.parameters)} parameters"
-    return f"{text}; {_LOWER_BOUNDS}" if proposal.lower_bound else text
+    return f"{memory}; {', '.join(rates)}; {number(proposal.parameters)} parameters"
 
 
 def label(proposal: Proposal) -> str:
@@ -182,7 +184,7 @@ def other_gpu_blocks(gpu: GpuProfile) -> Iterator[Block]:
     yield Text(f"proposals are for another GPU: {gpu.name} (from its specifications)")
     memory = f"{gpu.memory_gb:g} GB, {size(usable_bytes(gpu))} usable"
     yield Facts(
-        (("memory", memory), *peak_rows(gpu), ("", f"nothing is measured on this machine; {_LOWER_BOUNDS}"))
+        (("memory", memory), *peak_rows(gpu), ("", f"nothing is measured on this machine; {_ESTIMATES}"))
     )
 
 
