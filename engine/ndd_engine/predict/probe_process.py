@@ -66,13 +66,15 @@ class Opened:
 @dataclass(frozen=True)
 class Probed:
     """The result of a probe. time: None if no micro-batch fits. estimate: of a GPU that is not in this machine, the
-    range of `time`; None if it was measured."""
+    range of `time`; None if it was measured. data_share: items of the same data, relative to the first model.
+    """
 
     parameters: int
     tokens_per_item: float
     memory: Memory
     time: StepTime | None
     estimate: StepEstimate | None = None
+    data_share: float = 1.0
 
 
 class ProbeProcess(ChildServer):
@@ -86,6 +88,8 @@ class ProbeProcess(ChildServer):
         # its batches take.
         self._shaped: tuple[Config, Any] | None = None
         self._data_s: list[tuple[int, float]] | None = None
+        # Items in the data of the first probe.
+        self._first_items: int | None = None
         self.commands = {"open": self.open, "probe": self.probe}
 
     def open(self, command: Json) -> Json:
@@ -188,7 +192,7 @@ class ProbeProcess(ChildServer):
         with pretended(config.parallel.ranks, torch.device(self._opened.device)):
             memory, time = self._present(config, workload, command)
         known = parameter_count(workload.model), workload.tokens_per_item
-        return {"probed": asdict(Probed(*known, memory, time))}
+        return {"probed": asdict(Probed(*known, memory, time, data_share=self._share_of(workload)))}
 
     def _opened_by_shapes(self) -> Opened:
         """What is known without a step and with the least data, for a GPU that is not in this machine."""
@@ -261,7 +265,16 @@ class ProbeProcess(ChildServer):
             memory = tracer.memory(f"steps traced by their shapes for {gpu.name}", command["check"])
             self._data_s = self._data_s or tracer.data_s(command["micros"])
             found = tracer.estimate(gpu, command["micros"]).with_data(self._data_s)
-        return Probed(parameter_count(workload.model), workload.tokens_per_item, memory, found.middle, found)
+        known = parameter_count(workload.model), workload.tokens_per_item
+        return Probed(*known, memory, found.middle, found, self._share_of(workload))
+
+    def _share_of(self, workload: Any) -> float:
+        """Items of the data, relative to the first probe: a shorter sequence may cut a text into more windows."""
+        from ndd_engine.workloads.base import item_count
+
+        count = item_count(workload.train_data)
+        self._first_items = self._first_items or count
+        return count / self._first_items if count and self._first_items else 1.0
 
     def _present(self, config: Config, workload: Any, command: Json) -> tuple[Memory, StepTime | None]:
         """A model on the device of this machine."""

@@ -17,6 +17,7 @@ from ndd_engine.predict.probe_process import Opened, Probed
 from ndd_engine.text import counted, size
 from ndd_engine.train.request import preflight
 
+from .order import cost_in_words
 from .proposals import (
     LARGEST_MICRO,
     RESERVED_SHARE,
@@ -27,7 +28,6 @@ from .proposals import (
     Model,
     Proposal,
     batches,
-    cost_in_words,
     gpu_named,
     layout_of,
     longest_sequence,
@@ -64,6 +64,7 @@ class Situation:
     gpu: GpuProfile | None
     free_bytes: int
     sizes: tuple[str, ...]
+    known_sizes: tuple[str, ...]
     amps: tuple[str, ...]
     notes: tuple[str, ...] = ()
     # Ranks to propose, why so many, and the usable memory of each; with 1, free_bytes.
@@ -90,8 +91,9 @@ class Situation:
 class ProbedModel:
     """Result of a probe. If it failed, memory and time are None and `why` is the reason.
 
-    estimate: the range of `time` on a GPU that is not in this machine.
-    layout: of the ranks that it is for. instead: memory of a layout that is preferred where it fits.
+    estimate: the range of `time` on a GPU that is not in this machine. data_share: items of the same data, relative to
+    the configured model. layout: of the ranks that it is for. instead: memory of a layout that is preferred where it
+    fits.
     """
 
     model: Model
@@ -100,6 +102,7 @@ class ProbedModel:
     memory: Memory | None
     time: StepTime | None
     estimate: StepEstimate | None = None
+    data_share: float = 1.0
     why: str = ""
     layout: Layout = SINGLE
     instead: Memory | None = None
@@ -173,7 +176,17 @@ class Planner:
             each = min(each, self._usable(ranks.free_bytes))
         notes += ranks.notes
         return Situation(
-            config, opened, gpu, usable, tuple(sizes), amps, tuple(notes), ranks.count, ranks.why, each
+            config,
+            opened,
+            gpu,
+            usable,
+            tuple(sizes),
+            draft.sizes,
+            amps,
+            tuple(notes),
+            ranks.count,
+            ranks.why,
+            each,
         )
 
     def _usable(self, free: int | None) -> int:
@@ -188,13 +201,21 @@ class Planner:
 
     def probe(self, situation: Situation) -> Iterator[ProbedModel]:
         """Probe all models, the configured one first; of several ranks, each layout. Raises NddError."""
-        wanted = models(situation.config, self.answers, situation.sizes, situation.amps)
+        known = situation.known_sizes
+        amps = situation.amps
+        # On a GPU the last precision is the fastest.
+        beside = amps[-1] if on_gpu(situation) else amps[0]
+        wanted = models(situation.config, self.answers, situation.sizes, amps, known, beside)
+        first: ProbedModel | None = None
         for place, model in enumerate(wanted):
             self._each = (1 - OPENING) / len(wanted)
             self._done = OPENING + place * self._each
             self._stage = f"probing {model_name(model)}"
             if situation.ranks == 1:
-                yield self.probe_one(situation, model)
+                found = self.probe_one(situation, model)
+                first = first or found
+                if model.sequence == first.model.sequence or not _alike(found, first):
+                    yield found
                 continue
             present = layout_of(situation.config)
             compared = not place and situation.gpu is None and present != Layout(situation.ranks)
@@ -286,6 +307,13 @@ class Planner:
         return ("off", *half), [f"bf16 is not probed: {profile.name} does not support it"]
 
 
+def _alike(one: ProbedModel, other: ProbedModel) -> bool:
+    """Whether both models have the same steps, as those of a factory that does not use the sequence."""
+    if one.memory is None or other.memory is None or one.model.amp != other.model.amp:
+        return one.tokens_per_item == other.tokens_per_item and one.data_share == other.data_share == 1.0
+    return one.memory.family.lines == other.memory.family.lines
+
+
 def most_items(opened: Opened) -> int:
     """The most items that a batch can have."""
     return LARGEST_MICRO if opened.train_items is None else opened.train_items
@@ -321,10 +349,16 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
         least = min(loader_bytes.values())
         return peaks is None or bool(peaks.fit(micro, times, free, least).fits)
 
-    grid = batches(config, hold, most_items(opened))
+    per_epoch = None if opened.train_items is None else round(opened.train_items * found.data_share)
+    most = most_items(opened) if per_epoch is None else per_epoch
+    grid = batches(config, hold, most)
     threads = opened.threads if opened.faster else opened.chosen_threads
     rows = []
     chosen = worth_a_row(grid, config.batch.micro, fits, hold is None)
+    if hold is None:  # smaller micro-batches may also keep the effective batch
+        kept_batch = max(config.items_per_step // layout.ranks, 1)
+        held = batches(config, kept_batch, most)
+        chosen += [one for one in worth_a_row(held, config.batch.micro, fits, False) if one not in chosen]
     given = given_sets(situation, answers)
     mine = (
         given is not None
@@ -340,9 +374,10 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
     if mine and present_batch(config) not in chosen:
         chosen.append(present_batch(config))
     for batch in chosen:
-        cost = cost_in_words(
-            config, opened.token, now, found.model, batch, (opened.parameters, found.parameters), layout
-        )
+        total = batch.items * layout.ranks
+        steps = None if per_epoch is None else per_epoch // total
+        parameters = opened.parameters, found.parameters
+        cost = cost_in_words(config, opened.token, now, found.model, batch, parameters, layout)
         for placement, added in loader_bytes.items():
             fit = None if peaks is None else peaks.fit(batch.micro, batch.accumulation, free, added)
             retries = 0 if fit is None else fit.retries
@@ -361,7 +396,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
                     memory_bytes=None if fit is None else fit.peak_bytes,
                     free_bytes=free,
                     step_s=None if timed is None else timed.step_s(*times),
-                    items=items,
+                    items=round(items * found.data_share),
                     tokens_per_item=found.tokens_per_item,
                     setup_s=opened.setup_s if situation.gpu is None else 0.0,
                     doubt="" if peaks is None else peaks.why_not,
@@ -372,7 +407,10 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
                     cost="; ".join(filter(None, (RETRIES if retries else "", cost))),
                     retries=retries,
                     given=given if present else None,
-                    allowed=hold is None or batch.items * layout.ranks == answers.step_items(config),
+                    steps_per_epoch=steps,
+                    batch_times=total / config.items_per_step,
+                    alternative=answers.alternatives and (found.model.size, found.model.sequence) != now,
+                    allowed=hold is None or total == answers.step_items(config),
                     layout=layout,
                     select_ranks=layout != layout_of(config),
                     whole_bytes=None

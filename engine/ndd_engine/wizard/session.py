@@ -29,6 +29,7 @@ from ndd_engine.trial.estimates import CONFIDENCE, Estimate, Replicates, judged
 from ndd_engine.trial.outcome import differences, with_interval
 from ndd_engine.trial.sides import SideProcess
 
+from .order import FAST_ENOUGH, pareto, range_in_words, ranked
 from .planner import (
     Planner,
     ProbedModel,
@@ -39,17 +40,7 @@ from .planner import (
     proposals,
     unprobed_present,
 )
-from .proposals import (
-    FAST_ENOUGH,
-    GOALS,
-    NOT_MEASURED,
-    SHORT_ROUNDS,
-    Answers,
-    Measured,
-    Proposal,
-    pareto,
-    ranked,
-)
+from .proposals import GOALS, NOT_MEASURED, SHORT_ROUNDS, Answers, Measured, Proposal
 
 
 def into(text: str, values: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
@@ -269,7 +260,9 @@ def heading(answers: Answers, situation: Situation, proposal: Proposal, compared
         figures.append(f"peak memory {size(memory)} of {size(proposal.free_bytes)} usable{each}")
     if step is not None:
         bound = "at least " if proposal.layout.ranks > 1 else ""
-        figures.append(f"{bound}{duration(step)} per step{_range(proposal)}")
+        figures.append(f"{bound}{duration(step)} per step")
+    if words := range_in_words(proposal):
+        figures.append(words)
     if figures:
         lines.append(f"Predicted: {', '.join(figures)}.")
     measured = proposal.measured
@@ -285,14 +278,6 @@ def heading(answers: Answers, situation: Situation, proposal: Proposal, compared
     if proposal.cost:
         lines.append(f"Disadvantages: {proposal.cost}.")
     return "\n".join(lines)
-
-
-def _range(proposal: Proposal) -> str:
-    """The range of an estimated step, and what it depends on."""
-    if proposal.step_range_s is None:
-        return ""
-    low, high = map(duration, proposal.step_range_s)
-    return f" (estimated, {low} to {high}: {proposal.decides} decides)"
 
 
 def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:

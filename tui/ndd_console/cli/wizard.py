@@ -38,13 +38,18 @@ if TYPE_CHECKING:
     help="Highest throughput, low memory use, reproducible results, or shortest time for --items.",
 )  # fmt: skip
 @options.count("--items", help="Items to train on, for the total time (default: as configured).")
-@options.count("--effective-batch", help="Effective batch to keep (default: as configured).")
-@options.flag("--free-batch", help="Allow any effective batch.")
-@options.count("--min-sequence", help="Minimum sequence length (default: as configured).")
+@options.count("--effective-batch", help="Effective batch to keep.")
+@click.option(
+    "--keep",
+    metavar="LIST",
+    default="",
+    help="What stays as configured: any of batch, sequence, size, with commas between them.",
+)
+@options.count("--min-sequence", help="Propose shorter sequences down to this one.")
 @options.count(
     "--ranks", help="Ranks to propose, each on its own GPU (default: one for each GPU of this machine)."
 )
-@click.option("--size", "sizes", multiple=True, metavar="NAME", help="Acceptable model size; repeatable.")
+@click.option("--size", "sizes", multiple=True, metavar="NAME", help="Propose this model size; repeatable.")
 @click.option(
     "--reserve-memory",
     type=options.Finite(min=0),
@@ -72,8 +77,6 @@ def wizard(asked: options.Asked) -> int:
     from ndd_engine.config import read
 
     output = asked.output
-    if asked.free_batch and asked.effective_batch is not None:
-        raise UsageError("--effective-batch and --free-batch cannot be combined")
     check_writable(output)
     if output is not None and replaces(output):
         if not asked.force:
@@ -84,7 +87,8 @@ def wizard(asked: options.Asked) -> int:
     names = [field.name for field in fields(Answers) if hasattr(asked, field.name)]
     given = {name: getattr(asked, name) for name in names}
     reserve_bytes = None if asked.reserve_memory is None else int(asked.reserve_memory * (1 << 20))
-    answers = Answers(**given, hold_effective=not asked.free_batch, reserve_bytes=reserve_bytes)
+    given["keep"] = tuple(filter(None, (name.strip() for name in asked.keep.split(","))))
+    answers = Answers(**given, reserve_bytes=reserve_bytes)
     draft = answers.draft()
     answers.checked(longest_sequence(draft), draft.sizes)
     if asked.headless or asked.as_json or not interactive():
@@ -139,7 +143,7 @@ def _headless(answers: Answers, asked: options.Asked) -> int:
         show(document(proposed, answers, best, choice))
     else:
         # If the TOML goes to stdout, nothing else does.
-        for line in lines(proposal_blocks(proposed, best, choice), terminal_width()):
+        for line in lines(proposal_blocks(proposed, answers, best, choice), terminal_width()):
             say(line) if output is None and best is not None else show([line])
     if best is None:
         ran = any(proposal.measured is not None and proposal.measured.step_s for proposal in verified)
@@ -171,6 +175,7 @@ class WizardProgress(ProgressLines):
 def document(
     proposed: ProposalSet, answers: Answers, best: Proposal | None, choice: Choice | None
 ) -> dict[str, Any]:
+    from ndd_engine.wizard.order import handful
     from ndd_engine.wizard.planner import model_name
 
     situation = proposed.situation
@@ -190,6 +195,7 @@ def document(
         "threads": situation.opened.threads or None,
         "s_by_threads": {str(count): seconds for count, seconds in situation.opened.by_threads},
         "proposals": [proposal.to_dict() for proposal in proposed.rows],
+        "table": [list(proposal.sets()) for proposal in handful(proposed.rows, answers)],
         "pareto": [list(proposal.sets()) for proposal in proposed.best],
         "recommendation": recommendation,
         "chosen": None if best is None else best.to_dict(),
