@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ndd_engine.config import read
 from ndd_engine.hardware.gpus import Host
+from ndd_engine.hardware.named_gpus import gpu_named
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.estimate import ItemCounts
 from ndd_engine.predict.probe_process import Opened
 from ndd_engine.wizard.planner import Situation
-from ndd_engine.wizard.proposals import Batch, Model, Proposal, gpu_named
+from ndd_engine.wizard.proposals import Batch, Model, Proposal
 
 BASE = Proposal(Model("tiny", 64, "off"), Batch(8, 2), "host", 0, 1000, 100, 500, 0.1, 1600, 64.0)
 FREE = 1000 * MIB

@@ -17,6 +17,7 @@ from ndd_engine.config import Config, read
 from ndd_engine.errors import UsageError
 from ndd_engine.hardware.detect import equal_gpus
 from ndd_engine.hardware.gpus import Gpu, Machine
+from ndd_engine.hardware.named_gpus import gpu_named
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.estimate import Family, ItemCounts, Memory, StepTime, TimedBatch, Trace
 from ndd_engine.predict.probe_process import Probed, other_is_faster
@@ -31,7 +32,6 @@ from ndd_engine.wizard.proposals import (
     Model,
     Proposal,
     batches,
-    gpu_named,
     longest_sequence,
     models,
     ranks_to_propose,
@@ -60,6 +60,21 @@ def test_a_gpu_is_found_by_its_common_names(wanted: str, found: str) -> None:
     assert gpu_named(wanted).name.startswith(found)
     if found == "NVIDIA GeForce RTX 4070":
         assert "Laptop" not in gpu_named(wanted).name
+
+
+def test_a_gpu_without_a_profile_is_given_by_its_figures() -> None:
+    found = gpu_named("memory=24, bandwidth=936,sms=82,l2=6,fp32=35.6,bf16=71.2")
+    assert (found.memory_gb, found.bandwidth_gb_s, found.sms, found.l2_mb) == (24, 936, 82, 6)
+    assert dict(found.dense_tflops) == {"fp32": 35.6, "bf16": 71.2}
+    for text, words in (
+        ("memory=24,bandwidth=936", "sms, l2, fp32 missing"),
+        ("memory=24,speed=2", "speed: unknown figure; allowed: memory"),
+        ("memory=24GB", "memory=24GB: not a number"),
+        ("memory=-1", "more than 0"),
+        ("memory=nan", "more than 0"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            gpu_named(text)
 
 
 @pytest.mark.parametrize(

@@ -19,14 +19,15 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ndd_engine.config import Config
 from ndd_engine.hardware.gpus import GpuProfile
-from ndd_engine.workloads.base import Workload
+from ndd_engine.workloads.base import Workload, item_count
+from ndd_engine.workloads.interface import facts
 
-from .estimate import Family, Memory, at, fit
+from .estimate import Family, ItemCounts, Memory, at, fit
 from .fakes import TooLongError, Traced, traced
 from .kernels import Card, Op
 from .launches import StepEstimate, step_estimate
 from .loops import LENGTHS, OPS, repeated, repeated_traces, scaled
-from .step_probes import alike, caveat, departs, endless, extremes, longest_first, sizes
+from .step_probes import alike, caveat, departs, endless, extremes, items_of, longest_first, sizes
 
 Tell = Callable[[str], None]
 # Operations of a forward pass. A longer one is taken to loop over time.
@@ -201,6 +202,17 @@ class ShapeTracer:
                 took.append(min(time.perf_counter() - begin, time.process_time() - used))
             times.append(median(took))
         return [(micro, at(micro, pair, times)) for micro in micros]
+
+
+def all_items(config: Config, shapes: Config, workload: Workload) -> tuple[int | None, ItemCounts, str]:
+    """(training items, what keeping all takes, the data in words) of `config`; the workload has that of `shapes`."""
+    kept, few = items_of(workload), item_count(workload.train_data)
+    known = facts(config) if shapes != config else None
+    if known is None:
+        return few, kept, workload.describe_data()
+    if few and kept.kept_bytes is not None:
+        kept = replace(kept, kept_bytes=kept.kept_bytes * known.train_items // few)
+    return known.train_items, kept, known.text
 
 
 def _candidates(batch: Any, micro: int) -> Iterator[_Loop]:

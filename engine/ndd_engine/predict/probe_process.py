@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -197,20 +197,14 @@ class ProbeProcess(ChildServer):
     def _opened_by_shapes(self) -> Opened:
         """What is known without a step and with the least data, for a GPU that is not in this machine."""
         from ndd_engine.train.parallel.strategy import why_not
-        from ndd_engine.workloads.base import item_count, parameter_count
-        from ndd_engine.workloads.interface import facts
+        from ndd_engine.workloads.base import parameter_count
 
-        from .step_probes import items_of
+        from .absent import all_items
 
         draft = draft_of(self._spec)
         config = draft.resolve()
         workload = self._prepared(draft)
-        items, few = items_of(workload), item_count(workload.train_data)
-        count, data = few, workload.describe_data()
-        if draft.resolve(shapes=True) != config and (known := facts(config)) is not None:
-            count, data = known.train_items, known.text
-            if few and items.kept_bytes is not None:
-                items = replace(items, kept_bytes=items.kept_bytes * count // few)
+        count, items, data = all_items(config, draft.resolve(shapes=True), workload)
         ranks = config.changed(parallel={"ranks": 2, "strategy": "ddp"})
         return Opened(
             device="cpu",
@@ -252,13 +246,13 @@ class ProbeProcess(ChildServer):
         """A model on a GPU that is not in this machine, by the shapes of its steps."""
         import torch
 
-        from ndd_engine.hardware.gpus import load
+        from ndd_engine.hardware.named_gpus import gpu_named
         from ndd_engine.workloads.base import parameter_count
 
         from .absent import ShapeTracer
         from .rank_memory import pretended
 
-        gpu = next(gpu for gpu in load() if gpu.slug == command["gpu"])
+        gpu = gpu_named(command["gpu"])
         workload, config = self._prepared(draft), draft.resolve(shapes=True)
         with pretended(config.parallel.ranks, torch.device("cuda")):
             tracer = ShapeTracer(config, workload, self.pipe.tell)

@@ -11,6 +11,7 @@ from ndd_engine.config import Config, read
 from ndd_engine.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, NddError, UsageError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import GpuProfile, Machine, free_memory, match
+from ndd_engine.hardware.named_gpus import gpu_named, usable_bytes
 from ndd_engine.predict.estimate import Memory, StepTime, spread
 from ndd_engine.predict.launches import StepEstimate
 from ndd_engine.predict.probe_process import Opened, Probed
@@ -28,12 +29,10 @@ from .proposals import (
     Model,
     Proposal,
     batches,
-    gpu_named,
     layout_of,
     longest_sequence,
     models,
     ranks_to_propose,
-    usable_bytes,
     worth_a_row,
 )
 

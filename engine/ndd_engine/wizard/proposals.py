@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +11,8 @@ from typing import Any, Literal
 from ndd_engine.config import Config, Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.hardware.detect import equal_gpus
-from ndd_engine.hardware.gpus import GpuProfile, Machine, load
+from ndd_engine.hardware.gpus import GpuProfile, Machine
+from ndd_engine.hardware.named_gpus import gpu_named
 from ndd_engine.predict.probe_process import Opened
 from ndd_engine.trial.outcome import LENGTH
 
@@ -26,9 +26,6 @@ GOALS: dict[Goal, str] = {
 KEPT = ("batch", "sequence", "size")
 # Default share of the free memory to reserve for evaluation and other libraries.
 RESERVED_SHARE = 0.08
-# Share of a GPU's nominal memory that programs can use: a T4 reports 14.6 of 16 GB.
-USABLE = 0.91
-GIB = 1 << 30
 # Default seconds of the verification.
 BUDGET_S = 120.0
 
@@ -119,48 +116,11 @@ class Answers:
         return not self.sizes and self.min_sequence is None
 
 
-def usable_bytes(gpu: GpuProfile) -> int:
-    """Bytes that programs can use on a GPU, by its profile."""
-    return int(gpu.memory_gb * USABLE * GIB)
-
-
 def longest_sequence(draft: Draft) -> int:
     """The configured sequence, or the longest of any model size if the size is not known yet."""
     if draft.size != "auto":
         return draft.resolve().batch.sequence
     return max(draft.resolve(size).batch.sequence for size in draft.sizes)
-
-
-# Words that make another GPU of a name.
-_MODELS = frozenset({"laptop", "ti", "super", "max"})
-
-
-def gpu_named(name: str) -> GpuProfile:
-    """The profile of a GPU by its name, its file name, a unique part of either, or its NVML name.
-
-    Raises UsageError with the known names.
-    """
-    wanted = _plain(name)
-    known = [(gpu, (_plain(gpu.name), _plain(gpu.slug))) for gpu in load()]
-    exact = [gpu for gpu, names in known if wanted in names or gpu.is_named(name, re.IGNORECASE)]
-    found = exact or [gpu for gpu, names in known if wanted and any(wanted in own for own in names)]
-    if len(found) == 1 and (exact or not _other_model(name, found[0])):
-        return found[0]
-    what = "the name is ambiguous" if len(found) > 1 else "there is no profile of this GPU"
-    raise UsageError(f"--gpu {name!r}: {what}; allowed: {', '.join(gpu.name for gpu in found or load())}")
-
-
-def _other_model(name: str, gpu: GpuProfile) -> bool:
-    """Whether the profile is of another model than the name: of a laptop's, or of a faster one."""
-    return bool(
-        _MODELS & {*gpu.name.lower().replace("-", " ").split()} - {*name.lower().replace("-", " ").split()}
-    )
-
-
-def _plain(name: str) -> str:
-    return "".join(
-        letter for letter in name.lower().replace("nvidia", "").replace("geforce", "") if letter.isalnum()
-    )
 
 
 # The shortest sequence of an alternative.

@@ -13,6 +13,7 @@ from ndd_console.render.text import lines
 from ndd_console.words.wizard import proposal_blocks
 from ndd_engine.errors import EXIT_FAILED, EXIT_MACHINE, NddError, UsageError
 from ndd_engine.files import replaces, write_text
+from ndd_engine.hardware.named_gpus import GIVEN
 from ndd_engine.text import printable
 from ndd_engine.wizard.proposals import BUDGET_S, GOALS, Answers, longest_sequence
 
@@ -57,7 +58,9 @@ if TYPE_CHECKING:
     help="Memory to keep free (default: 8 % of the free memory).",
 )
 @click.option(
-    "--gpu", metavar="NAME", help="Propose for a GPU that is not in this machine, from its specifications."
+    "--gpu",
+    metavar="NAME",
+    help=f"Propose for a GPU that is not in this machine, by its profile or by figures such as {GIVEN}.",
 )
 @options.flag("--headless", help="No screen: take the answers from the options.")
 @options.flag("--no-verify", help="Do not measure the best proposals.")

@@ -19,6 +19,7 @@ from ndd_engine.config.loading import text_of
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.files import replaces, write_text
 from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.named_gpus import gpu_named, usable_bytes
 from ndd_engine.record.rundir import all_runs
 from ndd_engine.text import counted, number, size
 from ndd_engine.wizard.proposals import (
@@ -26,9 +27,7 @@ from ndd_engine.wizard.proposals import (
     RESERVED_SHARE,
     Answers,
     Proposal,
-    gpu_named,
     longest_sequence,
-    usable_bytes,
 )
 
 from .folder import StartRow, folder_rows
