@@ -90,7 +90,7 @@ class ProbeProcess(ChildServer):
         self._data_s: list[tuple[int, float]] | None = None
         # Items in the data of the first probe.
         self._first_items: int | None = None
-        self.commands = {"open": self.open, "probe": self.probe}
+        self.commands = {"open": self.open, "probe": self.probe, "plan": self.plan}
 
     def open(self, command: Json) -> Json:
         """Prepare the workload. Returns {"opened": …}, see Opened. gpu: of one that is not there, or None."""
@@ -170,6 +170,17 @@ class ProbeProcess(ChildServer):
             by_threads=by_threads,
         )
         return {"opened": asdict(self._opened)}
+
+    def plan(self, command: Json) -> Json:
+        """Choose levels of blocks for memory.budget. Returns {"recompute": …, "reason": …}.
+
+        Raises MachineError if no levels stay within the budget.
+        """
+        self.pipe.tell("importing torch")
+        from .outlook import planned
+
+        recompute, reason = planned(draft_of(command), self.pipe.tell)
+        return {"recompute": recompute, "reason": reason}
 
     def probe(self, command: Json) -> Json:
         """Probe one model. Returns {"probed": …}, see Probed."""

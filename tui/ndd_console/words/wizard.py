@@ -24,6 +24,16 @@ _LARGE = float("inf")
 ITEMS, TOKENS = "items/s", "tokens/s"  # columns; their headings name the items and tokens of the workload
 _ESTIMATES = "times are estimates, with a range over what the host takes to launch a kernel"
 
+# Columns that some models have no values for: left out if no row has one.
+APPLIES: dict[str, Callable[[Proposal], Any]] = {
+    "size": lambda row: row.model.size,
+    "ranks": lambda row: row.layout.ranks > 1,
+    "sequence": lambda row: row.tokens_per_item,
+    TOKENS: lambda row: row.tokens_per_item,
+}
+# Columns of `verified_texts`, after the name of a proposal.
+VERIFIED = ("memory", "measured", "error", "step", "measured", "error")
+
 
 @dataclass(frozen=True)
 class Column:
@@ -46,7 +56,7 @@ def _ranks(proposal: Proposal) -> str:
     return f"{proposal.layout.ranks} {proposal.layout.strategy}" if proposal.layout.ranks > 1 else "1"
 
 
-COLUMNS: tuple[Column, ...] = (
+PROPOSAL_COLUMNS: tuple[Column, ...] = (
     Column("size", lambda row: row.model.size or MISSING, lambda row: row.parameters),
     Column("sequence", lambda row: str(row.model.sequence), lambda row: -row.model.sequence),
     Column("dtype", lambda row: row.model.precision, lambda row: float(row.model.amp != "off")),
@@ -61,13 +71,6 @@ COLUMNS: tuple[Column, ...] = (
     Column("total time", lambda row: duration(row.total_s), lambda row: _or(row.total_s)),
     Column("parameters", lambda row: number(row.parameters), lambda row: row.parameters),
 )  # fmt: skip
-# Columns that some models have no values for: left out if no row has one.
-APPLIES: dict[str, Callable[[Proposal], Any]] = {
-    "size": lambda row: row.model.size,
-    "ranks": lambda row: row.layout.ranks > 1,
-    "sequence": lambda row: row.tokens_per_item,
-    TOKENS: lambda row: row.tokens_per_item,
-}
 
 
 def applicable(rows: Sequence[Proposal], names: Iterable[str]) -> list[str]:
@@ -138,10 +141,6 @@ def label(proposal: Proposal) -> str:
     if proposal.tokens_per_item:
         model += f" {proposal.model.sequence}"
     return f"{model}, {proposal.batch.micro}{times}{kind}"
-
-
-# Columns of `verified_texts`, after the name of a proposal.
-VERIFIED = ("memory", "measured", "error", "step", "measured", "error")
 
 
 def verified_texts(proposal: Proposal) -> tuple[str, ...]:
