@@ -32,7 +32,7 @@ from ndd_engine.measure.stalls import UnreadableError, find, place_of, threads
 from ndd_engine.measure.stragglers import RankComparison, compared_steps
 from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, RankEvent, checker
 from ndd_engine.text import counted, number, printable
-from ndd_watch import mapped
+from ndd_watch import mapped, sheet
 from ndd_watch.mapped import DATA_WAIT, FIRST_BATCH, NAMES, OTHER
 
 # Formats that are understood, and the bytes of the longest line.
@@ -88,7 +88,9 @@ class Room:
             shutil.rmtree(self._temporary, ignore_errors=True)
             return
         for path in self.folder.glob("*"):
-            if path.suffix in (mapped.SUFFIX, ".unobserved") or path.name.startswith(mapped.SPARE):
+            if path.suffix in (mapped.SUFFIX, sheet.SUFFIX, ".unobserved") or path.name.startswith(
+                mapped.SPARE
+            ):
                 path.unlink(missing_ok=True)
 
 
@@ -190,6 +192,11 @@ class Process:
     def paused(self) -> bool:
         """Whether it waits until the console lets it go on."""
         return bool(self._reader.value(mapped.PAUSED))
+
+    @property
+    def loader_seed(self) -> int:
+        """That of the iterator of a loader that the training reads, by which its workers are known; 0 before."""
+        return self._reader.value(mapped.SEED)
 
     @property
     def thread(self) -> int:
