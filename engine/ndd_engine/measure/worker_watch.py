@@ -48,6 +48,8 @@ class _Place:
     batch_times: dict[int, int] = field(default_factory=dict)
     slow: list[tuple[int, str]] = field(default_factory=list)
     newest: Report | None = None
+    # What Linux last knew.
+    system: dict[str, Any] = field(default_factory=dict)
 
     def end(self) -> None:
         """The newest one has ended: add it to those before."""
@@ -167,10 +169,12 @@ class WorkerWatch:
             sums["start_ns"] / max(place.starts, 1), sums["first_ns"] / max(place.starts, 1),
             [(ns, printable(name)) for ns, name in _slowest(place.slow, report.get("slow", []))],
         )  # fmt: skip
-        return found if not report else self._with_system(found, report)
+        if report:
+            place.system.update(self._system(found, report))
+        return replace(found, **{**place.system, **({} if report else {"doing": ""})})
 
-    def _with_system(self, found: WorkerFigures, report: Report) -> WorkerFigures:
-        """With what Linux knows of the newest worker."""
+    def _system(self, found: WorkerFigures, report: Report) -> dict[str, Any]:
+        """Fields with what Linux knows of the newest worker, without those that it does not know."""
         pid, batches = found.pid, max(int(report["batches"]), 1)
         memory = own_memory(pid)
         faults, late = _faults(pid), _late(pid)
@@ -180,13 +184,13 @@ class WorkerWatch:
         doing = ""
         if spent > max(LONG * found.batch_ns, LONG_S * 1e9):
             doing = f"batch {batch} for {spent * 1e-9:.0f} s (items {printable(items)})"
-        return replace(
-            found, doing=doing, descriptors=open_files(pid),
-            private_bytes=None if memory is None else memory[0], pss_bytes=_pss(pid),
-            faults=None if faults is None else faults / batches,
-            read_bytes=None if read_bytes is None else read_bytes / batches,
-            late=None if late is None else min(late / max(int(report["wall_ns"]), 1), 1.0),
-        )  # fmt: skip
+        known = {
+            "pid": pid, "descriptors": open_files(pid), "private_bytes": None if memory is None else memory[0],
+            "pss_bytes": _pss(pid), "faults": None if faults is None else faults / batches,
+            "read_bytes": None if read_bytes is None else read_bytes / batches,
+            "late": None if late is None else min(late / max(int(report["wall_ns"]), 1), 1.0),
+        }  # fmt: skip
+        return {"doing": doing, **{name: value for name, value in known.items() if value is not None}}
 
 
 def functions_of(reports: Sequence[Report]) -> list[WorkerFunction]:

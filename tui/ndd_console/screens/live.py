@@ -24,7 +24,15 @@ from ndd_engine.record.figures import obeyed
 from ndd_engine.record.snapshot import Snapshot
 
 from .base import CANCEL, INTERRUPT, MESSAGE_S, KeyScreen, Question
-from .pages import DiagnosisScreen, LogScreen, OwnValuesScreen, RanksScreen, RunPage, SettingsScreen
+from .pages import (
+    DiagnosisScreen,
+    LogScreen,
+    OwnValuesScreen,
+    RanksScreen,
+    RunPage,
+    SettingsScreen,
+    WorkersScreen,
+)
 from .trial import TrialScreen, proposed_changes
 
 if TYPE_CHECKING:
@@ -172,6 +180,8 @@ class LiveScreen(KeyScreen):
                 return not source.owned
             case "ranks":
                 return snapshot.ranks is not None
+            case "workers":
+                return snapshot.workers is not None
             case "values":
                 return bool(snapshot.scalars) or snapshot.texts is not None
             case _:
@@ -224,6 +234,7 @@ class LiveScreen(KeyScreen):
         self.app.push_screen(page(self.look, self.source))
 
     action_ranks = partialmethod(_open, RanksScreen)
+    action_workers = partialmethod(_open, WorkersScreen)
     action_values = partialmethod(_open, OwnValuesScreen)
     action_settings = partialmethod(_open, SettingsScreen)
     action_log = partialmethod(_open, LogScreen)
