@@ -254,8 +254,12 @@ class Worker:
             return
         self._times += each
         if max(each) > self._slow_from:
-            begin = self._items - len(each)
-            names = map(_name, indices) if named else map(str, range(begin, begin + len(each)))
+            names: Any = map(_name, indices)
+            if not named:
+                begin = self._items - len(each)
+                names = map(str, range(begin, begin + len(each)))
+                if not self._iterable:
+                    names = [_shown(indices)[:LONGEST_NAME]]
             found = [(ns, name) for ns, name in zip(each, names) if ns > self._slow_from]
             self._slow = sorted([*self._slow, *found], reverse=True)[:SLOWEST]
             self._slow_from = self._slow[-1][0] if len(self._slow) == SLOWEST else 0

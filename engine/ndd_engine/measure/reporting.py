@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -36,6 +37,7 @@ from ndd_watch.slowing import Garbage
 from .phase_clock import PhaseClock, Window
 from .process_watch import Children, ProcessWatch
 from .stalls import Frame, of_thread
+from .worker_watch import WorkerWatch
 
 
 @dataclass
@@ -203,14 +205,15 @@ class Reporter:
         self._has_gpu = losses.device.type == "cuda"
         self._told_failure = False
 
-    def begin(self, step: Callable[[], int], paused: Callable[[], bool]) -> None:
+    def begin(self, step: Callable[[], int], paused: Callable[[], bool], workers: Path | None = None) -> None:
         """Training begins on this thread; what was measured and compiled earlier belongs to no window.
 
-        step: returns the optimizer steps done. paused: returns whether the run is paused.
+        step: returns the optimizer steps done. paused: returns whether the run is paused. workers: the folder in which
+        loader workers tell of themselves, or None.
         """
         self.garbage.begin()
         self.garbage.schedule(self._gc_every_steps)
-        self._watch = TrainerWatch(TrainingThread(self.clock, step), self.put, paused)
+        self._watch = TrainerWatch(TrainingThread(self.clock, step), self.put, paused, workers)
         self.children = self._watch.children
         self._watch.start()
         self._compilations.take()
@@ -348,13 +351,18 @@ class TrainingThread:
 
 
 class TrainerWatch:
-    """Watches this process and its loader workers from a thread. paused: whether to rest."""
+    """Watches this process and its loader workers from a thread. paused: whether to rest. workers: their folder."""
 
     def __init__(
-        self, trainer: TrainingThread, put: Callable[[Event], None], paused: Callable[[], bool]
+        self,
+        trainer: TrainingThread,
+        put: Callable[[Event], None],
+        paused: Callable[[], bool],
+        workers: Path | None = None,
     ) -> None:
         self._trainer, self._put, self._paused = trainer, put, paused
-        self._watch = ProcessWatch(lambda _: trainer.stack(), trainer.others)
+        told = None if workers is None else WorkerWatch(workers)
+        self._watch = ProcessWatch(lambda _: trainer.stack(), trainer.others, workers=told)
         self.children = self._watch.children
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ndd-watch", daemon=True)
@@ -367,6 +375,9 @@ class TrainerWatch:
         """Stop watching; safe to call twice."""
         self._stopping.set()
         self._thread.join(2.0)
+        with suppress(Exception):
+            for event in self._watch.finish(self._trainer.steps):
+                self._put(event)
         self._watch.close()
 
     def look(self) -> None:

@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -31,6 +30,7 @@ from ndd_engine.measure.process_watch import Gone
 from ndd_engine.measure.stalls import UnreadableError, find, place_of, threads
 from ndd_engine.measure.stragglers import RankComparison, compared_steps
 from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, RankEvent, checker
+from ndd_engine.shared_folder import shared_folder
 from ndd_engine.text import counted, number, printable
 from ndd_watch import mapped, sheet
 from ndd_watch.mapped import DATA_WAIT, FIRST_BATCH, NAMES, OTHER
@@ -38,12 +38,6 @@ from ndd_watch.mapped import DATA_WAIT, FIRST_BATCH, NAMES, OTHER
 # Formats that are understood, and the bytes of the longest line.
 VERSION = mapped.VERSION
 LONGEST = 1 << 20
-# Memory of the system in which the files lie, where it has so much space: nothing that is stored there ever waits for a
-# disk. Loaders need it, too.
-SHARED = Path("/dev/shm")
-LEAST_FREE = 256 << 20
-_PREFIX = "ndd-"
-_OWNER = "owner"
 # Backward passes without a step that are told: at least so many, and so many times those of a usual step.
 FEW_PASSES, TIMES_USUAL = 8, 4
 # Steps of a training by which those of its optimizers differ, in percent up to this number, or one.
@@ -67,7 +61,7 @@ class Room:
     """
 
     def __init__(self, fallback: Path, shared: bool = True) -> None:
-        self._temporary = _shared_folder() if shared else None
+        self._temporary = shared_folder() if shared else None
         self.folder = self._temporary if self._temporary is not None else fallback
         self.folder.mkdir(parents=True, exist_ok=True)
         self.fill()
@@ -92,31 +86,6 @@ class Room:
                 mapped.SPARE
             ):
                 path.unlink(missing_ok=True)
-
-
-def _shared_folder() -> Path | None:
-    try:
-        if shutil.disk_usage(SHARED).free < LEAST_FREE:
-            return None
-        for left in SHARED.glob(f"{_PREFIX}*/{_OWNER}"):
-            _remove_left(left)
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=SHARED))
-        (folder / _OWNER).write_text(f"{os.getpid()} {psutil.Process().create_time()}", encoding="ascii")
-    except OSError:
-        return None
-    return folder
-
-
-def _remove_left(owner: Path) -> None:
-    """Remove the folder of a console that was killed."""
-    try:
-        pid, created = owner.read_text(encoding="ascii").split()
-        if owner.stat().st_uid != os.getuid():
-            return
-        if not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).create_time() != float(created):
-            shutil.rmtree(owner.parent, ignore_errors=True)
-    except (OSError, ValueError, psutil.Error):
-        return
 
 
 class Process:
