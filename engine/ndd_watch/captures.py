@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Sequence
 from threading import get_ident, main_thread
 from typing import Any, Callable
 
@@ -48,6 +49,143 @@ _QUIET = "KINETO_LOG_LEVEL"
 _LASTING = {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
 
 
+class Capture:
+    """What torch's profiler records on this thread, and what is noted beside it: phases, and calls of modules.
+
+    device: on which the training computes; None if it is unknown. lasting: CUDA graphs may be replayed. A capture of
+    the console's own training uses it as well.
+    """
+
+    def __init__(self, torch: Any, device: Any, lasting: bool = True) -> None:
+        self._torch, self._device = torch, device
+        self.on_gpu = device is not None and device.type == "cuda" and torch.cuda.is_available()
+        self._lasting = _LASTING if self.on_gpu and lasting else {}
+        self.thread = get_ident()
+        # The profiler of torch, once it has begun.
+        self._made: Any = None
+        self._anchors: list[int] = []
+        # (time, phase that begins).
+        self.marks: list[tuple[int, int]] = []
+        # (time, key of the module that is innermost from then on or 0, number of the line that calls it or -1, whether
+        # it begins then).
+        self._calls: list[tuple[int, int, int, bool]] = []
+        self._within: list[tuple[int, int, int]] = []
+        self._lines: dict[tuple[str, int, str], int] = {}
+        self._roots: dict[int, weakref.ref[Any]] = {}
+
+    def start(self) -> None:
+        """Begin to record. Raises what torch raises."""
+        profiler: Any = sys.modules[_PROFILER]
+        made = profiler.profile(use_kineto=True, use_device="cuda" if self.on_gpu else None)
+        variables = {_QUIET: "99", **self._lasting}
+        absent = [name for name in variables if name not in os.environ]
+        try:
+            for name in absent:
+                os.putenv(name, variables[name])
+            made._prepare_trace()
+            made._start_trace()
+            self._made = made
+        finally:
+            if _QUIET in absent:
+                os.unsetenv(_QUIET)
+        self._anchor()
+
+    def stop(self) -> Any:
+        """End; what the profiler has recorded, or None if it has not begun."""
+        made, self._made = self._made, None
+        if made is None:
+            return None
+        try:
+            if self.on_gpu and not self._torch.cuda.is_current_stream_capturing():
+                # Kernels of the captured steps may still be queued.
+                self._torch.cuda.synchronize(self._device)
+        finally:
+            found = self._torch._C._autograd._disable_profiler()
+            sys.modules[_PROFILER]._run_on_profiler_stop()
+            for name in self._lasting:
+                if name not in os.environ:
+                    os.unsetenv(name)
+        return found
+
+    def mark(self, t: int, phase: int) -> None:
+        """A phase begins at t on our clock."""
+        if len(self.marks) < MOST_MARKS:
+            self.marks.append((t, phase))
+
+    def root(self, module: Any) -> None:
+        """The names of modules begin at this one."""
+        self._roots.setdefault(key_of(module), weakref.ref(module))
+
+    def enters(self, module: Any, depth: int, frame: Any) -> None:
+        """A module is called, so many calls deep, from this frame or one around it."""
+        if len(self._calls) >= MOST_MARKS or self.thread != get_ident():
+            return
+        key, line = key_of(module), -1
+        if depth == 1:
+            self._within.clear()  # calls that ended with an exception were not heard
+            self.root(module)
+        frame = own_frame(frame, own)
+        if frame is not None:
+            code = frame.f_code
+            place = code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name)
+            line = self._lines.setdefault(place, len(self._lines))
+        self._within.append((depth, key, line))
+        self._calls.append((now(), key, line, True))
+
+    def leaves(self, depth: int) -> None:
+        """A call ends that was so deep."""
+        if self.thread != get_ident():
+            return
+        within = self._within
+        while within and within[-1][0] >= depth:
+            within.pop()
+        if len(self._calls) < MOST_MARKS:
+            self._calls.append((now(), *(within[-1][1:] if within else (0, -1)), False))
+
+    def noted(self, names: Sequence[str], begin: int, end: int) -> dict[str, Any]:
+        """Before it stops: what is needed to read the trace. names: of phases. Times are nanoseconds on our clock."""
+        self._anchor()
+        modules, compiled = self._module_names()
+        order = {key: number for number, key in enumerate(modules)}
+        return {
+            "begin": begin, "end": end, "anchors": self._anchors,
+            "device": (self._device.index or 0) if self.on_gpu else None,
+            "marks": [[t, names[phase]] for t, phase in self.marks],
+            "modules": list(modules.values()), "compiled": compiled,
+            "lines": list(self._lines),
+            "calls": [[t, order.get(key, -1), line, begins] for t, key, line, begins in self._calls],
+        }  # fmt: skip
+
+    def _anchor(self) -> None:
+        """Record ranges at known times of our clock, to align the profiler's clock with it."""
+        made = self._torch._C._profiler._RecordFunctionFast
+        for _ in range(ANCHORS):
+            anchor = made(ANCHOR)
+            self._anchors.append(now())
+            with anchor:
+                pass
+
+    def _module_names(self) -> tuple[dict[int, tuple[str, str]], bool]:
+        """(key -> (name, class) of what was called outermost and its modules; whether any of them is compiled).
+
+        Where several models were called, their classes are the beginning of the names.
+        """
+        found: dict[int, tuple[str, str]] = {}
+        compiled = False
+        roots = [module for one in self._roots.values() if (module := one()) is not None]
+        # Checkpointed activations call modules of a model outside of its own call.
+        within = {key_of(module) for root in roots for name, module in modules_within(root) if name}
+        roots = [root for root in roots if key_of(root) not in within]
+        several = sum(bool(attribute(module, "_modules")) for module in roots) > 1
+        for root in roots:
+            above = type(root).__name__ if several else ""
+            for name, module in modules_within(root):
+                whole = ".".join(part for part in (above, name) if part)
+                found.setdefault(key_of(module), (whole, type(module).__name__))
+                compiled |= attribute(module, "_compiled_call_impl") is not None
+        return found, compiled
+
+
 class Captures:
     """wanted: a capture is to begin as soon as possible. mark: records an occurrence."""
 
@@ -59,31 +197,22 @@ class Captures:
         self._number = 0
         # Why there is none, for good: "" if there may be captures.
         self._never = "" if os.environ.get(CAPTURES) else "there is no folder for them"
-        # The profiler of torch that runs; None without one.
-        self._running: Any = None
+        # The one that runs; None without one.
+        self._running: Capture | None = None
         # Whether the next step is the one after a capture, and whether our own profiler begins at this moment.
         self._resting = self._starting = False
-        # The thread on which it runs, which alone may stop it, and why it is to do that.
-        self._thread, self._leave = 0, ""
-        # Whether it is being ended, and whether it was left without an end.
-        self._ending = self._left = False
+        # Why the thread on which it runs, which alone may stop it, is to do that.
+        self._leave = ""
+        # Whether it is being ended, and the thread of one that was left without an end; 0 for none.
+        self._ending, self._left = False, 0
         self._forget()
 
     def _forget(self) -> None:
         """Forget the last capture."""
         # Nanoseconds on our clock.
         self._first = self._last = self._step_began = self._longest = 0
-        self._measured = self._evaluated = 0
-        self._anchors: list[int] = []
-        # (time, phase that begins); those of the present step begin at the index.
-        self._marks: list[tuple[int, int]] = []
-        self._step_at = 0
-        # (time, key of the module that is innermost from then on or 0, number of the line that calls it or -1, whether
-        # it begins then).
-        self._calls: list[tuple[int, int, int, bool]] = []
-        self._within: list[tuple[int, int, int]] = []
-        self._lines: dict[tuple[str, int, str], int] = {}
-        self._roots: dict[int, weakref.ref[Any]] = {}
+        # Of the marks, those of the present step begin at the index.
+        self._measured = self._evaluated = self._step_at = 0
 
     def install(self, probes: Probes) -> None:
         """Hear of profilers of the script before they begin."""
@@ -124,11 +253,11 @@ class Captures:
         """A step has ended at t; whether the next one is no usual one either."""
         self._steps.profiled = True
         self.overdue()
-        if self._running is not None and self._thread != get_ident():
-            self._leave = OTHER_THREAD
-            return False
         if self._running is None:
             self._resting = False
+            return False
+        if self._running.thread != get_ident():
+            self._leave = OTHER_THREAD
             return False
         try:
             if self._first:
@@ -136,7 +265,7 @@ class Captures:
                 self._last = t
             else:
                 self._first = t
-            self._step_began, self._step_at, self._evaluated = t, len(self._marks), 0
+            self._step_began, self._step_at, self._evaluated = t, len(self._running.marks), 0
             if profiled():
                 self.make_way()
             elif self._measured >= STEPS or (self._measured and t - self._first >= LONG_NS):
@@ -150,7 +279,7 @@ class Captures:
         """End the capture, if there is one, with the steps that it has."""
         if self._running is None or self._ending:
             return
-        if self._thread != get_ident():
+        if self._running.thread != get_ident():
             self._leave = OTHER_THREAD
             return
         self._ending = True
@@ -162,7 +291,8 @@ class Captures:
             if why := _no_room(folder):
                 self._give_up(why)
                 return
-            self._torch._C._autograd._add_metadata_json(NOTED, dumps(self._found()))
+            noted = self._running.noted(NAMES, self._first, self._last)
+            self._torch._C._autograd._add_metadata_json(NOTED, dumps(noted))
             trace = self._stop()
             self._number += 1
             name = f"capture-{os.getpid()}-{self._number}.json"
@@ -179,10 +309,10 @@ class Captures:
 
         The training may be over, and torch records what follows, about 2 KiB for each operation.
         """
-        if self._left and self._thread == get_ident():
-            self._left = False
+        if self._left == get_ident():
+            self._left = 0
             self._torch._C._autograd._clear_callbacks()  # it would record until the process ends
-        if self._running is None or self._ending or self._thread != get_ident():
+        if self._running is None or self._ending or self._running.thread != get_ident():
             return
         late = now() - self._step_began
         if self._leave:
@@ -194,7 +324,7 @@ class Captures:
 
     def make_way(self) -> None:
         """The script begins a profiler of its own on this thread: ours ends before, without a trace."""
-        if self._running is not None and self._thread == get_ident():
+        if self._running is not None and self._running.thread == get_ident():
             self._give_up(THEIRS)
 
     def _wait(self) -> None:
@@ -205,9 +335,10 @@ class Captures:
         until = now() + PATIENCE_NS
         while self._running is not None and now() < until:
             time.sleep(0.001)
-        if self._running is not None:
+        running: Capture | None = self._running
+        if running is not None:
             # That thread waits, perhaps for this one. Ours cannot be ended any more once theirs has begun.
-            self._running, self._left = None, True
+            self._running, self._left = None, running.thread
             gpu.listen(None)
             self._modules.watch = None
             self._tell(THEIRS)
@@ -222,7 +353,7 @@ class Captures:
         self.wanted = self._resting = False
         if self._running is None:
             return
-        if self._thread == get_ident():
+        if self._running.thread == get_ident():
             self._stop()
         else:
             self._leave = OTHER_THREAD
@@ -241,14 +372,13 @@ class Captures:
 
     def mark(self, phase: int) -> None:
         """A phase begins."""
-        if self._thread != get_ident():
+        if self._running is None or self._running.thread != get_ident():
             return
         if self._leave:
             self.overdue()
             return
         t = now()
-        if len(self._marks) < MOST_MARKS:
-            self._marks.append((t, phase))
+        self._running.mark(t, phase)
         if phase == EVALUATE:
             self._evaluated += 1
         # Neither is part of a capture, and both may take long.
@@ -263,42 +393,26 @@ class Captures:
 
     def rename(self, old: int, new: int) -> None:
         """A phase of the present step is another one."""
-        marks = self._marks
-        marks[self._step_at :] = [(t, new if phase == old else phase) for t, phase in marks[self._step_at :]]
+        if self._running is not None:
+            marks = self._running.marks
+            marks[self._step_at :] = [(t, new if at == old else at) for t, at in marks[self._step_at :]]
 
     def take_back(self, phase: int) -> None:
         """The phase that was marked last was another one."""
-        if self._marks:
-            self._marks[-1] = self._marks[-1][0], phase
+        if self._running is not None and self._running.marks:
+            self._running.marks[-1] = self._running.marks[-1][0], phase
 
     def enters(self, module: Any, depth: int, _given: Any) -> None:
         """A module is called, so many calls deep."""
         if self._leave:
             self.overdue()
-        if len(self._calls) >= MOST_MARKS or self._running is None or self._thread != get_ident():
-            return
-        key, line = key_of(module), -1
-        if depth == 1:
-            self._within.clear()  # calls that ended with an exception were not heard
-            if key not in self._roots:
-                self._roots[key] = weakref.ref(module)
-        frame = own_frame(sys._getframe(1), own)
-        if frame is not None:
-            code = frame.f_code
-            place = code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name)
-            line = self._lines.setdefault(place, len(self._lines))
-        self._within.append((depth, key, line))
-        self._calls.append((now(), key, line, True))
+        if self._running is not None:
+            self._running.enters(module, depth, sys._getframe(1))
 
     def leaves(self, depth: int) -> None:
         """A call ends that was so deep."""
-        if self._thread != get_ident():
-            return
-        within = self._within
-        while within and within[-1][0] >= depth:
-            within.pop()
-        if len(self._calls) < MOST_MARKS:
-            self._calls.append((now(), *(within[-1][1:] if within else (0, -1)), False))
+        if self._running is not None:
+            self._running.leaves(depth)
 
     # Inside.
 
@@ -315,26 +429,15 @@ class Captures:
         return _no_room(os.environ.get(CAPTURES, ""))
 
     def _start(self) -> None:
-        profiler: Any = sys.modules[_PROFILER]
-        device, cuda = self._steps.device, self._torch.cuda
-        on_gpu = device is not None and device.type == "cuda" and cuda.is_available()
-        made = profiler.profile(use_kineto=True, use_device="cuda" if on_gpu else None)
-        variables = {_QUIET: "99", **(_LASTING if on_gpu else {})}
-        absent = [name for name in variables if name not in os.environ]
-        self._starting, self._thread, self._leave = True, get_ident(), ""
+        made = Capture(self._torch, self._steps.device)
+        self._starting, self._leave = True, ""
         try:
-            for name in absent:
-                os.putenv(name, variables[name])
-            made._prepare_trace()
-            made._start_trace()
+            made.start()
             self._running = made
             gc.callbacks.append(self._collected)
         finally:
             self._starting = False
-            if _QUIET in absent:
-                os.unsetenv(_QUIET)
-        self._anchor()
-        self._marks.append((now(), S[CURRENT]))
+        made.mark(now(), S[CURRENT])
         gpu.listen(self)
         self._modules.watch = self
 
@@ -349,63 +452,11 @@ class Captures:
 
     def _stop(self) -> Any:
         """Take everything out; what the profiler has recorded."""
-        profiler: Any = sys.modules[_PROFILER]
         made, self._running = self._running, None
         self._hear_no_collections()
         gpu.listen(None)
         self._modules.watch = None
-        try:
-            if made.use_device is not None and not self._torch.cuda.is_current_stream_capturing():
-                # Kernels of the captured steps may still be queued.
-                self._torch.cuda.synchronize(self._steps.device)
-        finally:
-            found = self._torch._C._autograd._disable_profiler()
-            profiler._run_on_profiler_stop()
-            for name in _LASTING if made.use_device is not None else ():
-                if name not in os.environ:
-                    os.unsetenv(name)
-        return found
-
-    def _anchor(self) -> None:
-        """Record ranges at known times of our clock, to align the profiler's clock with it."""
-        made = self._torch._C._profiler._RecordFunctionFast
-        for _ in range(ANCHORS):
-            anchor = made(ANCHOR)
-            self._anchors.append(now())
-            with anchor:
-                pass
-
-    def _found(self) -> dict[str, Any]:
-        """What is needed to read the trace; times are nanoseconds on our clock."""
-        self._anchor()
-        names, compiled = self._module_names()
-        order = {key: number for number, key in enumerate(names)}
-        on_gpu = self._running.use_device is not None
-        return {
-            "begin": self._first, "end": self._last, "anchors": self._anchors,
-            "device": (self._steps.device.index or 0) if on_gpu else None,
-            "marks": [[t, NAMES[phase]] for t, phase in self._marks],
-            "modules": list(names.values()), "compiled": compiled,
-            "lines": list(self._lines),
-            "calls": [[t, order.get(key, -1), line, begins] for t, key, line, begins in self._calls],
-        }  # fmt: skip
-
-    def _module_names(self) -> tuple[dict[int, tuple[str, str]], bool]:
-        """(key -> (name, class) of what was called outermost and its modules; whether any of them is compiled).
-
-        Where several models were called, their classes are the beginning of the names.
-        """
-        found: dict[int, tuple[str, str]] = {}
-        compiled = False
-        roots = [module for one in self._roots.values() if (module := one()) is not None]
-        several = sum(bool(attribute(module, "_modules")) for module in roots) > 1
-        for root in roots:
-            above = type(root).__name__ if several else ""
-            for name, module in modules_within(root):
-                whole = ".".join(part for part in (above, name) if part)
-                found.setdefault(key_of(module), (whole, type(module).__name__))
-                compiled |= attribute(module, "_compiled_call_impl") is not None
-        return found, compiled
+        return None if made is None else made.stop()
 
     def _failed(self, error: Exception) -> None:
         """An error of ours costs the capture, and all later ones."""

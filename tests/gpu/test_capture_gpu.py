@@ -17,7 +17,7 @@ from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, parse
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.script.follower import folded
 from ndd_engine.script.records import Records
 from ndd_engine.train.request import RunRequest

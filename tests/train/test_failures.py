@@ -28,7 +28,7 @@ from train_help import ENDLESS, EVERY_STEP, Trainer
 from ndd_engine.config import read
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import Event, WindowEvent
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.train.data import loader as workers_module
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.failures import explain, smaller_batch

@@ -8,17 +8,15 @@ kernel belongs to the module whose operator launched it.
 from __future__ import annotations
 
 import sys
-import threading
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ndd_engine.record.event import LineTime, ModuleTime
 from ndd_engine.record.events import KernelsEvent
 from ndd_engine.text import printable
-from ndd_watch.looks import own_frame
 from ndd_watch.mapped import ANCHOR
 
 from .timeline import Span, TraceEvent, is_transfer, launches, on_gpu, operators, spans, timeline
@@ -42,70 +40,6 @@ Mark = tuple[int, int]  # nanoseconds, index of the module that is innermost fro
 # Nanoseconds, index of the module that is innermost from then on, that of the line that calls it, whether it begins.
 Call = tuple[int, int, int, bool]
 Line = tuple[str, int, str]  # file, line, function
-
-
-class ModuleWatch:
-    """Notes when the modules of a model begin and end, in the thread that calls `start`.
-
-    own: whether a code object is the user's own. names: (name, class) of each module. calls: in order of time, by `now`
-    (nanoseconds). lines: their indices in it.
-    """
-
-    def __init__(self, model: nn.Module, now: Callable[[], int], own: Callable[[Any], bool]) -> None:
-        self.names = module_names(model)
-        self.calls: list[Call] = []
-        self.lines: dict[Line, int] = {}
-        self._model, self._now, self._own = model, now, own
-        self._within: list[tuple[int, int]] = []
-        self._thread = 0
-        self._hooks: list[Any] = []
-
-    def start(self) -> None:
-        """Attach the hooks. They change nothing about the computation."""
-        self._thread = threading.get_ident()
-        for index, module in enumerate(self._model.modules()):
-            self._hooks.append(module.register_forward_pre_hook(self._before(index)))
-            self._hooks.append(module.register_forward_hook(self._after(index)))
-
-    def stop(self) -> None:
-        """Remove the hooks; safe to call twice."""
-        hooks, self._hooks = self._hooks, []
-        for hook in hooks:
-            hook.remove()
-
-    def _before(self, index: int) -> Callable[..., None]:
-        def enter(_module: nn.Module, _inputs: object) -> None:
-            # With activation checkpointing, modules also run in threads of backward.
-            if threading.get_ident() == self._thread:
-                line = self._line(sys._getframe(1))
-                self._within.append((index, line))
-                self.calls.append((self._now(), index, line, True))
-
-        return enter
-
-    def _after(self, index: int) -> Callable[..., None]:
-        def leave(_module: nn.Module, _inputs: object, _output: object) -> None:
-            if threading.get_ident() != self._thread or all(index != inner for inner, _ in self._within):
-                return
-            # Modules that ended with an exception are still in the list.
-            while self._within.pop()[0] != index:
-                pass
-            self.calls.append((self._now(), *(self._within[-1] if self._within else (OTHER, OTHER)), False))
-
-        return leave
-
-    def _line(self, frame: Any) -> int:
-        """The index of the innermost line of the user's own code."""
-        found = own_frame(frame, self._own)
-        if found is None:
-            return OTHER
-        place = found.f_code.co_filename, found.f_lineno, found.f_code.co_qualname
-        return self.lines.setdefault(place, len(self.lines))
-
-
-def module_names(model: nn.Module) -> list[tuple[str, str]]:
-    """(name, class) of each module in the order of `model.modules()`, as `shown_names` has them."""
-    return shown_names([(name, type(module).__name__) for name, module in model.named_modules()])
 
 
 def shown_names(names: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -135,7 +69,7 @@ def runs_compiled(model: nn.Module) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ModuleMarks:
-    """What a ModuleWatch saw, on the profiler's clock. thread: the profiler's id of the training thread."""
+    """What a capture heard of modules, on the profiler's clock. thread: the profiler's id of the training thread."""
 
     names: Sequence[tuple[str, str]]
     marks: Sequence[Mark]
@@ -307,6 +241,21 @@ class Noted:
     names: Sequence[tuple[str, str]] = ()
     lines: Sequence[Line] = ()
     calls: Sequence[Call] = field(default=())
+
+    @staticmethod
+    def of(found: Mapping[str, Any]) -> Noted:
+        """What `ndd_watch.captures` has noted. Raises KeyError, TypeError or ValueError for anything else."""
+        names = [(str(name), str(kind)) for name, kind in found["modules"]]
+        compiled = bool(found["compiled"]) or any(kind in COMPILED for _, kind in names)
+        calls = [(int(t), int(module), int(line), bool(begins)) for t, module, line, begins in found["calls"]]
+        device = found["device"]
+        return Noted(
+            int(found["begin"]), int(found["end"]), [int(t) for t in found["anchors"]],
+            [(int(t), str(name)) for t, name in found["marks"]],
+            None if device is None else int(device), shown_names(names),
+            [(str(file), int(at), str(name)) for file, at, name in found["lines"]],
+            [] if compiled else calls,
+        )  # fmt: skip
 
 
 def captured(seen: Sequence[TraceEvent], noted: Noted, step: int, steps: int) -> KernelsEvent:

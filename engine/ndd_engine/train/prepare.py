@@ -27,7 +27,7 @@ from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock
 from ndd_engine.measure.reporting import work_event
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent
-from ndd_engine.text import counted, printable
+from ndd_engine.text import counted, printable, span
 from ndd_engine.train.data.loader import cannot_load, no_step
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.parallel.world import World, check_data, check_model, device_of, from_first
@@ -248,7 +248,7 @@ def _rehearse(stepper: Stepper, batches: Batches, cores: int | None) -> Rehearsa
             raise OutOfMemoryError(text) from None
         raise
     if dropped := stepper.parts.keep_cheap(found.part_calls, found.micro_ns):
-        why = f"because timing would slow down a micro-batch of {found.micro_ns / 1e6:.2g} ms"
+        why = f"because timing would slow down a micro-batch of {span(found.micro_ns)}"
         found.notes.append(f"Not timed separately: {', '.join(dropped)} in forward, {why}.")
     return found
 

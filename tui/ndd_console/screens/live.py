@@ -32,6 +32,7 @@ from .pages import (
     RunPage,
     SettingsScreen,
     WorkersScreen,
+    code_folder,
 )
 from .trial import TrialScreen, proposed_changes
 
@@ -75,7 +76,7 @@ class LiveScreen(KeyScreen):
         on_painted: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(look, on_painted)
-        self.canvas = Canvas(look.styles)
+        self.canvas = Canvas(look.styles, linked=look.links)
         paint_changes(self, self.canvas)
         self.source = source
         self._diagnosis = diagnosis
@@ -126,7 +127,8 @@ class LiveScreen(KeyScreen):
         self.show_rows(live_rows(*self._drawn, width, height))
 
     def show_rows(self, rows: list[Row]) -> None:
-        self.canvas.show(ascii_rows(rows) if self.look.ascii_only else rows)
+        folder = code_folder(self._snapshot) if self.look.links else None
+        self.canvas.show(ascii_rows(rows) if self.look.ascii_only else rows, folder)
 
     def _state(self) -> LiveState:
         snapshot = self._snapshot

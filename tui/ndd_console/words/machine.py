@@ -16,6 +16,8 @@ from .blocks import Block, Facts, Text
 
 DETECTING = "detecting the hardware…"
 
+_FEW_STEPS = 10
+
 
 def machine_blocks(machine: Machine) -> Iterator[Block]:
     for gpu in machine.gpus:
@@ -80,9 +82,6 @@ def _host(host: Host) -> list[tuple[str, str]]:
         _row("cores", f"{host.usable_cpus:g} usable", host.reasons.get("usable_cpus")),
         _row("memory", memory, why),
     ]
-
-
-_FEW_STEPS = 10
 
 
 def advice(config: Config, host: Host, device: str, steps_per_epoch: int | None) -> Iterator[str]:
