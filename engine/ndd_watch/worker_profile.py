@@ -24,8 +24,10 @@ from .steps import PROFILE_NS
 
 # Batches between two that are profiled, at least; those that are looked at before the first one.
 EVERY, BEFORE = 9, 2
-# Of the time of the worker: processor time that profiling adds.
+# Of the processor time of the worker: what profiling adds.
 SHARE = 0.002
+# The part of the time on the wall that counts besides: a worker that waits uses no processor time.
+WAITED = 0.05
 # What is told: functions, transforms.
 MOST_FUNCTIONS, MOST_TRANSFORMS = 12, 16
 # The part that the profiler leaves of the time of bytecode, at least.
@@ -135,10 +137,15 @@ class BatchProfiles:
         return self._sums[0].count + self._sums[1].count
 
     def begin(self, looked: int, wall_ns: int) -> bool:
-        """Profile the batch that begins now, if one is due. looked: batches so far that were looked at."""
+        """Profile the batch that begins now, if one is due. looked: batches so far that were looked at.
+
+        wall_ns: since the worker began.
+        """
         if not PROFILE_NS or looked < BEFORE + self._count * (EVERY - 1) or _KIND is None:
             return False
-        if self._count > 1 and self._spent_ns > SHARE * wall_ns:
+        # On a busy machine, the time on the wall says little of what the worker has used.
+        used_ns = time.thread_time_ns() + WAITED * wall_ns
+        if self._count > 1 and self._spent_ns > SHARE * used_ns:
             return False
         if profiled() or handles_alarms() or _depth() + SPARE_DEPTH > sys.getrecursionlimit():
             return False

@@ -27,8 +27,11 @@ from .worker_profile import BatchProfiles
 now = time.perf_counter_ns
 # Of the time of a worker: for looking at batches, and for profiling some of them.
 SHARE = 0.002
-# Nanoseconds that looking at a batch takes, and more for each item.
-BATCH_NS, ITEM_NS = 6_000, 200
+# Nanoseconds that looking at a batch takes at first, and at most; later it is measured. What is not measured, since it
+# empties caches, and the part of the newest batch in the mean.
+FIRST_COST_NS, MOST_COST_NS, HIDDEN, NEWEST = 30_000, 500_000, 1.5, 0.125
+# Where the processor computes less than this part of a batch, the batch waits by itself, and not for a processor.
+COMPUTES = 0.3
 # From one report to the next.
 TOLD_NS = 10**9
 # Upper ends of classes of item times, in nanoseconds: 1 us to 28 s.
@@ -42,6 +45,7 @@ ARGUMENTS = (
 )  # fmt: skip
 _ITERABLE = 1  # _DatasetKind.Iterable
 _TORCH_DATA = "torch.utils.data."
+_NEVER = 1 << 62
 
 
 class Stamped:
@@ -122,6 +126,8 @@ class Worker:
         self._slow_from = 0
         # Of the present batch: its number, indices, times of items, when it began, and processor time then.
         self._batch = self._t = self._cpu = self._waited = 0
+        # What looking takes: of the present batch so far, and usually.
+        self._cost, self._usual_cost = 0, float(FIRST_COST_NS)
         self._indices: Any = None
         self._stamps: list[int] = []
         self._profiling = False
@@ -149,7 +155,10 @@ class Worker:
     def _gets(self, get: Callable[..., Any]) -> Callable[..., Any]:
         def gets(*args: Any, **options: Any) -> Any:
             if self._left > 1:
-                return get(*args, **options)
+                found = get(*args, **options)
+                if found is None:
+                    self._end()
+                return found
             t = now()
             if not self._start_ns:
                 self._start_ns = t - self._begun
@@ -159,28 +168,40 @@ class Worker:
                 self._waited += now() - t
                 raise
             try:
-                return self._got(found, now() - t)
+                return self._got(found, t, now())
             except Exception as error:  # noqa: BLE001
                 self._failed(error)
                 return found
 
         return gets
 
-    def _got(self, found: Any, waited: int) -> Any:
-        """What torch gets from the queue of indices: the same, or for a batch what notes times."""
+    def _end(self) -> None:
+        """The worker has nothing more to do."""
+        try:
+            if self._left < _NEVER:
+                self._tell(now())
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
+
+    def _got(self, found: Any, asked: int, came: int) -> Any:
+        """What torch gets from the queue of indices: the same, or for a batch what notes times.
+
+        asked, came: when it asked for it, and when it had it.
+        """
         if type(found) is not tuple:
             self._waited, t = 0, now()
             if found is None or t - self._told > TOLD_NS:  # the end, or another pass
                 self._tell(t)
             return found
         self._batch, indices = found
-        self._waited += waited
+        self._waited += came - asked
         self._indices, self._stamps, self._on = indices, [], True
         count = len(indices) if type(indices) is list else 1
         self._items += count
         self._profiling = self._profiles.begin(self._looked, now() - self._begun)
+        self._sheet.doing(self._batch, came, _shown(indices))
         self._cpu, self._t = time.thread_time_ns(), now()
-        self._sheet.doing(self._batch, self._t, _shown(indices))
+        self._cost = self._t - came
         if self._stamps_items and type(indices) is list:
             return self._batch, Stamped(indices, self._stamps)
         return found
@@ -202,18 +223,19 @@ class Worker:
                 self._sheet.doing(self._batch, 0, "")
             except Exception as error:  # noqa: BLE001
                 self._failed(error)
+            self._cost += now() - end
             put(item)
             try:
                 if type(item) is tuple and len(item) == 2:
-                    self._put(item[1], end, cpu)
+                    self._put(item[1], end, cpu, now())
                 del item
             except Exception as error:  # noqa: BLE001
                 self._failed(error)
 
         return puts
 
-    def _put(self, data: Any, end: int, cpu: int) -> None:
-        """A batch that was looked at is on its way."""
+    def _put(self, data: Any, end: int, cpu: int, begun: int) -> None:
+        """A batch that was looked at is on its way. end: when it was made. begun: now."""
         indices, stamps, took = self._indices, self._stamps, end - self._t
         self._indices, self._stamps = None, []
         count = len(indices) if type(indices) is list else 1
@@ -237,15 +259,20 @@ class Worker:
                 self._split += 1
                 self._collate_ns += end - stamps[-1]
             self._bytes += _bytes(data)
-        self._waited, self._profiling = 0, False
-        self._next(count)
+        profiled, self._waited, self._profiling = self._profiling, 0, False
         if end - self._told > TOLD_NS or self._batches in (1, 4):
             self._tell(end)
+        if not profiled:
+            cost = min(self._cost + now() - begun, MOST_COST_NS)
+            self._usual_cost += (HIDDEN * cost - self._usual_cost) * NEWEST
+        self._next()
 
-    def _next(self, count: int) -> None:
+    def _next(self) -> None:
         """Choose the next batch that is looked at; irregularly, without the generators of the script."""
-        usual = self._fetch_ns // max(self._looked, 1)
-        self._every = min(int((BATCH_NS + ITEM_NS * count) / SHARE / usual) + 1, 1000) if usual else 1
+        usual = self._fetch_ns / max(self._looked, 1)
+        if self._cpu_ns > COMPUTES * self._fetch_ns:  # the rest is waiting for a processor
+            usual = self._cpu_ns / max(self._looked, 1)
+        self._every = min(max(round(self._usual_cost / SHARE / usual), 1), 1000) if usual else 1
         self._luck = (self._luck * 25173 + 13849) & 0xFFFF
         self._left = 1 if self._every == 1 else 1 + self._luck % (2 * self._every - 1)
 
@@ -281,7 +308,7 @@ class Worker:
 
     def _failed(self, error: BaseException) -> None:
         """End the observation after an error of ours. What a signal handler of the script has raised continues."""
-        self._on, self._left = False, 1 << 62
+        self._on, self._left = False, _NEVER
         self._profiles.drop()
         if not ours(error):
             raise error

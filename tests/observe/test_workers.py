@@ -47,7 +47,7 @@ class Sent:
 
 
 class Items:
-    """Items by index, which take so long that each batch is looked at; one of them takes longer."""
+    """Items by index, of which one takes longer."""
 
     def __init__(self, slow: int = -1) -> None:
         self.slow = slow
@@ -91,6 +91,12 @@ def works(
     return sent.batches, told[0]
 
 
+@pytest.fixture(autouse=True)
+def _each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch is looked at, whatever that takes."""
+    monkeypatch.setattr("ndd_watch.workers.SHARE", 1.0)
+
+
 def lists(count: int, size: int = 4) -> list[list[int]]:
     return [list(range(size * number, size * (number + 1))) for number in range(count)]
 
@@ -121,6 +127,13 @@ def test_indices_that_are_no_list_are_handed_on(tmp_path: Path) -> None:
     batches, told = works(tmp_path, Items(), [7, 8, 9], alone=True)
     assert [batch for _, batch in batches] == [14, 16, 18]
     assert not told["by_item"]
+
+
+def test_short_batches_are_looked_at_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ndd_watch.workers.SHARE", 0.002)
+    batches, told = works(tmp_path, Items(), lists(400))
+    assert [number for number, _ in batches] == list(range(400))
+    assert told["looked"] < 100 and told["every"] > 4
 
 
 def test_nothing_is_observed_in_the_process_that_trains(tmp_path: Path) -> None:
