@@ -19,7 +19,7 @@ NAMES = {
         name: f"benchmarks.{name}"
         for name in (
             "loop", "screen", "keys", "start", "clock", "rivals", "best", "quality", "memory", "wizard", "switching",
-            "observe", "trend", "recordings",
+            "observe", "trend", "recordings", "worker_cost",
         )
     },
     "steps": "benchmarks.wizard:steps",
