@@ -18,8 +18,8 @@ NAMES = {
     **{
         name: f"benchmarks.{name}"
         for name in (
-            "loop", "screen", "keys", "start", "clock", "rivals", "best", "quality", "memory", "wizard", "switching",
-            "observe", "trend", "recordings", "worker_cost",
+            "loop", "screen", "keys", "start", "clock", "rivals", "best", "quality", "memory", "budgets", "wizard",
+            "switching", "observe", "trend", "recordings", "worker_cost",
         )
     },
     "steps": "benchmarks.wizard:steps",
@@ -74,8 +74,8 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument(
         "--only", action="append", default=[], metavar="CASE",
-        help="limit ranks_faults, script_faults, others, workers or switching to this case, part or key; may be "
-        "repeated",
+        help="limit budgets, ranks_faults, script_faults, others, workers or switching to this case, part or key; "
+        "may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--python", default="", metavar="PYTHON",

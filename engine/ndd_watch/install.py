@@ -19,20 +19,7 @@ from .apart import (
     without_our_frames,
 )
 from .captures import Captures
-from .clock import (
-    BASE,
-    DATA_WAIT,
-    DONE,
-    EVALUATE,
-    PHASES,
-    TIMED,
-    TRAINER,
-    WAITING,
-    Copies,
-    DeviceValues,
-    S,
-    memory,
-)
+from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, Copies, DeviceValues, S, memory
 from .collecting import Collecting
 from .emit import FOLDER_AT_START, Emitter, Requests, reason_of
 from .finite import Origin
@@ -313,7 +300,7 @@ class Observer:
     def note(self, kind: str, /, **body: Any) -> None:
         """Record what a framework says at the current step, or hear that an evaluation of it is over."""
         if kind == "evaluated":
-            if S[TRAINER] == get_ident() and S[BASE] == EVALUATE:
+            if S[TRAINER] == get_ident() and S[clock.BASE] == clock.EVALUATE:
                 self.modules.evaluation(False)
             return
         self.emitter.say(kind, S[DONE] if self._done is None else self._done, **body)

@@ -31,7 +31,7 @@ from ndd_console.screens import wizard as wizard_screen
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.pages import help_lines, own_values_lines, ranks_lines, settings_lines
 from ndd_console.screens.trial import BUDGETS_S, ProposedChange, TrialState
-from ndd_console.screens.wizard import PAGES
+from ndd_console.screens.wizard import WIZARD_PAGES
 from ndd_console.view.bars import plot_rows
 from ndd_console.view.keys import LIVE_KEYS
 from ndd_console.view.live import LiveState, live_rows
@@ -326,7 +326,7 @@ def wizard(rng: random.Random) -> Draw:
         ],
         "file": lambda width: wizard_screen.file_rows(texts, diff, width),
     }  # fmt: skip
-    page = rng.choice(PAGES)
+    page = rng.choice(WIZARD_PAGES)
     return in_frame(lambda width, height: [wizard_screen.trail(page, width), *parts[page](width)])
 
 

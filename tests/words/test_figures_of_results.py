@@ -35,8 +35,8 @@ from ndd_console.words.run import (
     summary,
 )
 from ndd_console.words.trial import setting_line, trial_text, trials_blocks, tuning_blocks
-from ndd_console.words.wizard import COLUMNS, about_text, remark, verified_texts
 from ndd_console.words.wizard import ITEMS as RATE
+from ndd_console.words.wizard import PROPOSAL_COLUMNS, about_text, remark, verified_texts
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.event import ranks_figures
 from ndd_engine.record.events import TrialEvent
@@ -174,7 +174,7 @@ def proposals(draws: st.DrawFn) -> list[Any]:
 @checked
 @given(proposals())
 def test_a_proposal_is_told_alike_in_its_row_and_below_it(rows: list[Any]) -> None:
-    cell = {column.name: column.text for column in COLUMNS}
+    cell = {column.name: column.text for column in PROPOSAL_COLUMNS}
     table = shown(wizard_screen.table_rows(rows, (), (), 0, 400))
     for one in rows:
         rate, step = cell[RATE](one), cell["step"](one)
@@ -299,7 +299,7 @@ def test_a_run_is_told_alike_in_the_list_on_its_screen_and_in_its_summary(
     assert f"step {done}" in " ".join(shown([progress(snapshot, 120, None)]).split())
     assert (done, total) == (number(snapshot.step), number(snapshot.run.total_steps if snapshot.run else 0))
     assert (snapshot.best is not None) == evaluated
-    told_below = [part for part in summary(snapshot, None, "runs/one") if "best evaluation" in part]
+    told_below = [part for part in summary(snapshot, None, "runs/one", ()) if "best evaluation" in part]
     assert (told == "n/a") != evaluated and all(told in part for part in told_below)
     assert len(told_below) == evaluated
 

@@ -13,6 +13,7 @@ from ndd_engine.errors import TrainingError
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.text import counted, plural
 from ndd_engine.train.rehearsal import Rehearsal
+from ndd_watch import recompute
 from ndd_watch.changes import GLOBALS, OF_SCRIPTS
 
 from .data.item_sources import StreamOrder
@@ -137,6 +138,18 @@ class VerifiedSettings:
             if last is None:
                 how = "this model has no 2-D convolution"
             self._check("speed.channels_last", bool(last), how)
+
+        if levels := self.config.memory.levels:
+            used = sum(block.used for block in recompute.blocks_of(self.stepper.model))
+            how = f"{used} of {counted(len(levels), 'block')} were called in the test step"
+            self._check("memory.recompute", counted(used, "block"), how, used == len(levels))
+        if budget := self.config.memory.budget:
+            how = (
+                f"{counted(len(levels), 'block')} keep less for backward"
+                if levels
+                else "no block has to keep less"
+            )
+            self._check("memory.budget", budget, how)
 
         chosen = self.config.speed.attention
         found = rehearsal.counter.attention if rehearsal.counter is not None else []
@@ -315,4 +328,6 @@ def _text(value: object) -> str:
     """A value as it is written in TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
     return "not set" if value is None else str(value)
