@@ -6,7 +6,7 @@ import sys
 from threading import get_ident
 from typing import Any, Callable
 
-from . import FOLDER, clock, trying
+from . import FOLDER, clock, trying, workers
 from .apart import (
     Dropped,
     WithoutCompiler,
@@ -140,6 +140,9 @@ class Observer:
         self.hooks.install(self._torch)
         self.allocations.begin(self.hooks.probes)
         self.captures.install(self.hooks.probes)
+        from torch.utils.data._utils.worker import _worker_loop
+
+        workers.watched(self.hooks.probes, _worker_loop, _folder)
         skip_ours()
 
     def lost(self, error: BaseException) -> None:
@@ -605,9 +608,13 @@ def install(frameworks: bool = True) -> Observer:
     return made
 
 
+def _folder() -> str:
+    return str(os.environ.get(FOLDER) or FOLDER_AT_START)
+
+
 def _tell_failure(reason: str) -> None:
     """Leave a word for the reader: nothing of ours appears in the output of the script."""
     with Dropped(OSError):
-        path = os.path.join(os.environ.get(FOLDER) or FOLDER_AT_START, f"pid-{os.getpid()}.unobserved")
+        path = os.path.join(_folder(), f"pid-{os.getpid()}.unobserved")
         with open_file(path, "w", encoding="utf-8") as file:
             file.write(reason)

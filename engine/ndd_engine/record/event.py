@@ -334,7 +334,8 @@ class DeathEvent(Event):
 
     step: optimizer steps done. pid: of the process. name: "loader worker 1". how: "SIGKILL", "status 3" or "" if it is
     not known. resident_bytes: its memory when it was seen last. shm_free_bytes: free in /dev/shm afterwards. oom_kills:
-    by how much the kernel's out-of-memory counter of the control group rose meanwhile, null without a counter.
+    by how much the kernel's out-of-memory counter of the control group rose meanwhile, null without a counter. doing:
+    what a loader worker was making, "batch 12 (items 3, 4)", or "".
     """
 
     type: ClassVar[str] = "death"
@@ -345,6 +346,7 @@ class DeathEvent(Event):
     resident_bytes: Count | None = None
     shm_free_bytes: Count | None = None
     oom_kills: Count | None = None
+    doing: str = ""
 
 
 @dataclass(frozen=True, slots=True)

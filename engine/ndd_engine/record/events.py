@@ -54,6 +54,7 @@ from .event import RankEvent as RankEvent
 from .event import RanksEvent as RanksEvent
 from .event import StallEvent as StallEvent
 from .event import writable as writable
+from .worker_events import WorkersEvent as WorkersEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -638,7 +639,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
         RunEvent, StageEvent, WindowEvent, RankEvent, RanksEvent, SampleEvent, MemoryEvent, SettingEvent, WorkEvent,
         LoaderEvent, BaselineEvent, KernelsEvent, StacksEvent, FunctionsEvent, NotFiniteEvent, HoldersEvent,
         FindingEvent, TrialEvent, ScalarsEvent, TextsEvent, StallEvent, DeathEvent, DescriptorsEvent, MarkEvent,
-        EndEvent,
+        WorkersEvent, EndEvent,
     )
 }  # fmt: skip
 

@@ -89,7 +89,7 @@ def functions(snapshot: Snapshot, profiled: FunctionsEvent) -> Table:
     workers = setting(snapshot.run, "loader", "workers")
     if isinstance(workers, int) and workers:
         which = "the loader worker" if workers == 1 else f"the {number(workers)} loader workers"
-        note += f" Functions in {which} cannot be seen; loader.workers=0 shows them."
+        note += f" Functions in {which} are listed by themselves."
     columns = ("share", "time", "calls", "phase", "function", "called by")
     return Table(title, columns if rows else (), rows, frozenset({0, 1, 2}), note, wide=4, paths=True)
 
