@@ -22,6 +22,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     called      what the user's lines call in libraries, in such a profile
     collecting  looks at what an evaluation keeps whose memory grows
     captures    captures a few steps with torch's profiler
+    lines       which line of the user's code runs at any moment of a captured step
     frameworks  what Hugging Face's Trainer and Lightning know of a run
     changes     the table of changes: every setting that can be tried
     switches    how they are made without an edit; a cache of items is one of them

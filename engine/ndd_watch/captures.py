@@ -1,10 +1,13 @@
-"""Captures a few whole steps with torch's profiler, on request: which kernels and operators run, and when none does.
+"""Captures a few whole steps with torch's profiler: which kernels and operators run, for which module and line.
+
+Three steps are measured, on request, and without a GPU three times an hour by itself; of long steps only one then.
 
 The process only writes the trace: a file in the folder of the run, with what is needed to read it as its metadata. The
 console reads it, as it does the captures of its own runs.
 
-One step is recorded first and left out: the profiler is still starting, and on a GPU the queue is empty. One more after
-the last is no part of the statistics either: writing the trace delays it. A profiler of the script has precedence.
+On request, one step is recorded first and left out: the profiler is still starting, and on a GPU the queue is empty.
+One more after the last is no part of the statistics either: writing the trace delays it. A profiler of the script has
+precedence.
 """
 
 from __future__ import annotations
@@ -16,15 +19,37 @@ from typing import Any, Callable
 
 from . import CAPTURES
 from .apart import Dropped, dumps, gc, os, ours, time
-from .clock import CHECKPOINT, CURRENT, EVALUATE, LAST, NAMES, OTHER, S, gpu, now, rest
-from .looks import Looks, attribute, key_of, modules_within, own, own_frame
-from .mapped import ANCHOR, NOTED
+from .clock import (
+    BACKWARD,
+    BASE,
+    CHECKPOINT,
+    CURRENT,
+    EVALUATE,
+    LAST,
+    NAMES,
+    OPTIMIZER,
+    OTHER,
+    WAITING,
+    S,
+    gpu,
+    now,
+    rest,
+)
+from .lines import Lines
+from .looks import Looks, attribute, groups_of, key_of, modules_within, own, own_frame
+from .mapped import ANCHOR, CALL_AGAIN, CALL_BEGINS, CALL_ENDS, NOTED
 from .modules import Modules
 from .probes import Probes, profiled
 from .steps import Steps
 
 # Steps of a capture, and nanoseconds after which it ends.
 STEPS, LONG_NS = 3, 10**10
+# Captures by themselves: from one to the next (0: none), the first one, and the usual length of a step up to which
+# there are any, and up to which they are of several steps. What the profiler records of longer ones fills the memory.
+EVERY_NS = int(float(os.environ.get("NDD_WATCH_CAPTURE_S", "1200")) * 1e9)
+FIRST_NS, MOST_STEP_NS, FEW_NS = 5 * 10**9, 2 * 10**9, 10**8
+# Values of a call that are compared with those of another one.
+MOST_GIVEN = 16
 # A step ends the capture where it takes so many times as long as the one before, and so much more: it is no usual one,
 # and what the profiler records of it fills the memory. After LATE times that, its trace is not worth writing.
 LONGER, MORE_NS, LATE = 4, 2 * 10**9, 3
@@ -49,14 +74,21 @@ _LASTING = {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
 
 
 class Captures:
-    """wanted: a capture is to begin as soon as possible. mark: records an occurrence."""
+    """wanted: a capture is to begin as soon as possible. due_ns: when the next one begins by itself, on our clock.
+
+    mark: records an occurrence.
+    """
 
     def __init__(
         self, torch: Any, steps: Steps, modules: Modules, looks: Looks, mark: Callable[..., None]
     ) -> None:
         self._torch, self._steps, self._modules, self._looks, self._mark = torch, steps, modules, looks, mark
         self.wanted = False
+        self.due_ns = 0 if EVERY_NS else 1 << 62
         self._number = 0
+        # Whether nobody has asked for the present one, and its steps.
+        self._by_itself, self._wanted_steps = False, STEPS
+        self._trail = Lines()
         # Why there is none, for good: "" if there may be captures.
         self._never = "" if os.environ.get(CAPTURES) else "there is no folder for them"
         # The profiler of torch that runs; None without one.
@@ -75,15 +107,22 @@ class Captures:
         self._first = self._last = self._step_began = self._longest = 0
         self._measured = self._evaluated = 0
         self._anchors: list[int] = []
+        self._ends: list[int] = []  # of the measured steps
         # (time, phase that begins); those of the present step begin at the index.
         self._marks: list[tuple[int, int]] = []
         self._step_at = 0
-        # (time, key of the module that is innermost from then on or 0, number of the line that calls it or -1, whether
-        # it begins then).
-        self._calls: list[tuple[int, int, int, bool]] = []
+        # (time, key of the module that is innermost from then on or 0, number of the line that calls it or -1,
+        # CALL_ENDS, CALL_BEGINS or CALL_AGAIN).
+        self._calls: list[tuple[int, int, int, int]] = []
         self._within: list[tuple[int, int, int]] = []
         self._lines: dict[tuple[str, int, str], int] = {}
         self._roots: dict[int, weakref.ref[Any]] = {}
+        # Modules and what they were given in this step, and the tensors of that; the depth of a call that is one of
+        # these again, 0 for none.
+        self._given: dict[tuple[Any, ...], list[weakref.ref[Any]]] = {}
+        self._again = 0
+        # By key, parameters with gradients that no optimizer has: key of the module, and the version of its value.
+        self._unused: dict[int, tuple[int, int]] | None = None
 
     def install(self, probes: Probes) -> None:
         """Hear of profilers of the script before they begin."""
@@ -105,16 +144,35 @@ class Captures:
         if not all(heard):
             self._never = "the source of this torch is not there"
 
-    def begin(self, t: int) -> bool:
+    def is_due(self, t: int) -> bool:
+        """Whether one is to begin by itself at t on our clock."""
+        if t < self.due_ns or self.wanted:
+            return False
+        if not self.due_ns:
+            self.due_ns = t + min(FIRST_NS, EVERY_NS)
+            return False
+        self.due_ns = t + EVERY_NS
+        device = self._steps.device
+        alone = not self._steps.ranks and self._steps.gate is None
+        on_host = device is None or device.type == "cpu"
+        short = sum(self._steps.last_row) <= MOST_STEP_NS
+        return alone and on_host and short and not self._hindrance()
+
+    def begin(self, t: int, by_itself: bool = False) -> bool:
         """Begin between two steps, at t on our clock; whether the next step is captured."""
-        self.wanted = False
+        usual = sum(self._steps.last_row)
+        self._by_itself, self._wanted_steps = by_itself, 1 if by_itself and usual > FEW_NS else STEPS
+        if not by_itself:
+            self.wanted = False
         try:
             if why := self._hindrance():
                 self._tell(why)
                 return False
             self._forget()
-            self._step_began, self._longest = t, MORE_NS + LONGER * sum(self._steps.last_row)
+            self._step_began, self._longest = t, MORE_NS + LONGER * usual
             self._start()
+            if self._by_itself:
+                self._first = now()
         except Exception as error:  # noqa: BLE001  it costs the capture
             self._failed(error)
             return False
@@ -134,12 +192,14 @@ class Captures:
             if self._first:
                 self._measured += 1
                 self._last = t
+                self._ends.append(t)
             else:
                 self._first = t
             self._step_began, self._step_at, self._evaluated = t, len(self._marks), 0
+            self._given.clear()
             if profiled():
                 self.make_way()
-            elif self._measured >= STEPS or (self._measured and t - self._first >= LONG_NS):
+            elif self._measured >= self._wanted_steps or (self._measured and t - self._first >= LONG_NS):
                 self.finish()
                 self._resting = True
         except Exception as error:  # noqa: BLE001
@@ -181,6 +241,7 @@ class Captures:
         """
         if self._left and self._thread == get_ident():
             self._left = False
+            self._trail.end()
             self._torch._C._autograd._clear_callbacks()  # it would record until the process ends
         if self._running is None or self._ending or self._thread != get_ident():
             return
@@ -208,6 +269,7 @@ class Captures:
         if self._running is not None:
             # That thread waits, perhaps for this one. Ours cannot be ended any more once theirs has begun.
             self._running, self._left = None, True
+            self._trail.silence()
             gpu.listen(None)
             self._modules.watch = None
             self._tell(THEIRS)
@@ -230,6 +292,7 @@ class Captures:
     def forked(self) -> None:
         """In a child process: the profiler of the parent would go on here without an end."""
         running, self._running = self._running, None
+        self._trail.end()
         self._hear_no_collections()
         self.wanted = self._resting = False
         self._modules.watch = None
@@ -251,6 +314,10 @@ class Captures:
             self._marks.append((t, phase))
         if phase == EVALUATE:
             self._evaluated += 1
+        if phase == OPTIMIZER:
+            self._given.clear()
+            if self._unused is None and self._first:
+                self._unused = self._not_updated(True)
         # Neither is part of a capture, and both may take long.
         aside = phase == CHECKPOINT or (
             phase == EVALUATE and (self._steps.own_evaluation or self._evaluated > FEW_CALLS)
@@ -271,7 +338,7 @@ class Captures:
         if self._marks:
             self._marks[-1] = self._marks[-1][0], phase
 
-    def enters(self, module: Any, depth: int, _given: Any) -> None:
+    def enters(self, module: Any, depth: int, given: Any) -> None:
         """A module is called, so many calls deep."""
         if self._leave:
             self.overdue()
@@ -288,7 +355,8 @@ class Captures:
             place = code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name)
             line = self._lines.setdefault(place, len(self._lines))
         self._within.append((depth, key, line))
-        self._calls.append((now(), key, line, True))
+        again = self._is_again(key, depth, given)
+        self._calls.append((now(), key, line, CALL_AGAIN if again else CALL_BEGINS))
 
     def leaves(self, depth: int) -> None:
         """A call ends that was so deep."""
@@ -298,9 +366,87 @@ class Captures:
         while within and within[-1][0] >= depth:
             within.pop()
         if len(self._calls) < MOST_MARKS:
-            self._calls.append((now(), *(within[-1][1:] if within else (0, -1)), False))
+            self._calls.append((now(), *(within[-1][1:] if within else (0, -1)), CALL_ENDS))
+        if depth <= self._again:
+            self._again = 0
 
     # Inside.
+
+    def _is_again(self, key: int, depth: int, given: Any) -> bool:
+        """Whether a module is called with the same input as before in this step, and within no such call."""
+        if depth <= self._again:
+            self._again = 0  # that one ended with an exception
+        if (
+            self._again
+            or S[CURRENT] % WAITING == BACKWARD
+            or S[BASE] == EVALUATE
+            or not self._looks.allowed()
+        ):
+            return False
+        values: list[Any] = [key, self._modules.grad_enabled()]
+        tensors: list[Any] = []
+        with self._looks.silent():
+            if not self._compare(given, values, tensors) or not tensors:
+                return False
+        known = self._given.get(tuple(values))
+        if known is not None and all(one() is tensor for one, tensor in zip(known, tensors)):
+            self._again = depth
+            return True
+        self._given[tuple(values)] = [weakref.ref(tensor) for tensor in tensors]
+        return False
+
+    def _compare(self, given: Any, values: list[Any], tensors: list[Any]) -> bool:
+        """Add what can be compared of the arguments of a call; False if there is anything else."""
+        kind = type(given)
+        if len(values) > MOST_GIVEN:
+            return False
+        if self._looks.is_tensor(given):
+            if given.is_inference():
+                return False
+            tensors.append(given)
+            values += (key_of(given), given._version)
+            return True
+        if kind is tuple or kind is list:
+            return all(self._compare(one, values, tensors) for one in given)
+        if kind is dict:
+            values += [name for name in given if type(name) is str]
+            return all(
+                type(name) is str and self._compare(one, values, tensors) for name, one in given.items()
+            )
+        values.append(given)
+        return given is None or kind is bool or kind is int or kind is float or kind is str
+
+    def _not_updated(self, have_gradients: bool) -> dict[int, tuple[int, int]]:
+        """By key, parameters of the models that no optimizer has: key of their module, and version of their value.
+
+        have_gradients: only those that have one at present.
+        """
+        updated = {
+            key_of(one)
+            for optimizer in self._steps.known_optimizers()
+            for group in groups_of(optimizer)
+            for one in group["params"]
+        }
+        found: dict[int, tuple[int, int]] = {}
+        if not updated or not self._looks.allowed():
+            return found
+        with self._looks.silent():
+            for root in self._models():
+                for _, module in modules_within(root):
+                    for one in self._parameters(module):
+                        known = key_of(one) in updated or not one.requires_grad
+                        if not known and (one.grad is not None or not have_gradients):
+                            found[key_of(one)] = key_of(module), one._version
+        return found
+
+    def _models(self) -> list[Any]:
+        """What was called outermost and still exists."""
+        return [module for one in self._roots.values() if (module := one()) is not None]
+
+    def _parameters(self, module: Any) -> list[Any]:
+        """The plain parameters of a module itself."""
+        found = attribute(module, "_parameters")
+        return [one for one in found.values() if self._looks.is_tensor(one)] if type(found) is dict else []
 
     def _hindrance(self) -> str:
         """Why no capture can begin now; "" if it can."""
@@ -318,7 +464,7 @@ class Captures:
         profiler: Any = sys.modules[_PROFILER]
         device, cuda = self._steps.device, self._torch.cuda
         on_gpu = device is not None and device.type == "cuda" and cuda.is_available()
-        made = profiler.profile(use_kineto=True, use_device="cuda" if on_gpu else None)
+        made = profiler.profile(use_kineto=True, use_device="cuda" if on_gpu else None, record_shapes=True)
         variables = {_QUIET: "99", **(_LASTING if on_gpu else {})}
         absent = [name for name in variables if name not in os.environ]
         self._starting, self._thread, self._leave = True, get_ident(), ""
@@ -337,6 +483,7 @@ class Captures:
         self._marks.append((now(), S[CURRENT]))
         gpu.listen(self)
         self._modules.watch = self
+        self._trail.begin()
 
     def _collected(self, _moment: str, _info: Any) -> None:
         """A step that does not end may do nothing else that is heard."""
@@ -351,6 +498,7 @@ class Captures:
         """Take everything out; what the profiler has recorded."""
         profiler: Any = sys.modules[_PROFILER]
         made, self._running = self._running, None
+        self._trail.end()
         self._hear_no_collections()
         gpu.listen(None)
         self._modules.watch = None
@@ -378,32 +526,43 @@ class Captures:
     def _found(self) -> dict[str, Any]:
         """What is needed to read the trace; times are nanoseconds on our clock."""
         self._anchor()
+        self._trail.end()
         names, compiled = self._module_names()
         order = {key: number for number, key in enumerate(names)}
+        trail = self._trail.take(self._lines)
         on_gpu = self._running.use_device is not None
         return {
-            "begin": self._first, "end": self._last, "anchors": self._anchors,
+            "begin": self._first, "end": self._last, "ends": self._ends, "anchors": self._anchors,
             "device": (self._steps.device.index or 0) if on_gpu else None,
             "marks": [[t, NAMES[phase]] for t, phase in self._marks],
-            "modules": list(names.values()), "compiled": compiled,
-            "lines": list(self._lines),
+            "modules": list(names.values()), "compiled": compiled, "unused": self._still_unused(order),
+            "lines": list(self._lines), "trail": trail,
             "calls": [[t, order.get(key, -1), line, begins] for t, key, line, begins in self._calls],
         }  # fmt: skip
 
-    def _module_names(self) -> tuple[dict[int, tuple[str, str]], bool]:
-        """(key -> (name, class) of what was called outermost and its modules; whether any of them is compiled).
+    def _still_unused(self, order: dict[int, int]) -> list[int]:
+        """Numbers of the modules whose gradients no optimizer uses, and whose values nothing else has changed."""
+        before = self._unused or {}
+        after = self._not_updated(False) if before else {}
+        found = {known[0] for one, known in before.items() if after.get(one) == known}
+        return sorted(order[key] for key in found if key in order)
+
+    def _module_names(self) -> tuple[dict[int, tuple[str, str, int]], bool]:
+        """(key -> (name, class, bytes of its own parameters) of what was called outermost and its modules; whether any
+        of them is compiled).
 
         Where several models were called, their classes are the beginning of the names.
         """
-        found: dict[int, tuple[str, str]] = {}
+        found: dict[int, tuple[str, str, int]] = {}
         compiled = False
-        roots = [module for one in self._roots.values() if (module := one()) is not None]
+        roots = self._models()
         several = sum(bool(attribute(module, "_modules")) for module in roots) > 1
         for root in roots:
             above = type(root).__name__ if several else ""
             for name, module in modules_within(root):
                 whole = ".".join(part for part in (above, name) if part)
-                found.setdefault(key_of(module), (whole, type(module).__name__))
+                size = sum(self._looks.bytes_of(one) or 0 for one in self._parameters(module))
+                found.setdefault(key_of(module), (whole, type(module).__name__, size))
                 compiled |= attribute(module, "_compiled_call_impl") is not None
         return found, compiled
 
@@ -417,7 +576,8 @@ class Captures:
         self._tell(self._never)
 
     def _tell(self, reason: str) -> None:
-        self._mark("warning", f"no profiler capture: {reason}")
+        if not self._by_itself:
+            self._mark("warning", f"no profiler capture: {reason}")
 
 
 def _no_room(folder: str) -> str:

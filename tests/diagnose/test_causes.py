@@ -23,6 +23,7 @@ from planted_runs import (
     profiled,
     script,
     work,
+    worked,
 )
 from record_help import event_sequences, folded
 
@@ -34,7 +35,7 @@ from ndd_engine.record.state import RunState
 # Findings about the run as a whole, of scripts and of several ranks; they have tests of their own.
 ELSEWHERE = {
     "too-short", "healthy", "no-effect", "slow-function", "gpu-unseen", "straggler", "exchange", "skew",
-    "iterator-restart", "repeated-items", "data-parallel",
+    "iterator-restart", "repeated-items", "data-parallel", "computed-twice", "unused-gradients",
 }  # fmt: skip
 each_pair = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.id)
 
@@ -247,6 +248,10 @@ OF_SCRIPTS = {
     "data-parallel": script({"data_parallel": 4}),
     "retain-graph": script({"retains": ["train.py", 9]}),
     "dense-embedding": Planted(phases=healthy(optimizer=12.0), functions=replace(profiled(), tables=TABLES)),
+    "computed-twice": script(kernels=worked(
+        repeats=[("encoder", "Encoder", "train.py", 9, "Net.forward", 1, 12_000_000, 20_000_000)]
+    )),
+    "unused-gradients": script(kernels=worked(unused=[("features", "Body", 30_000_000)])),
     "iterator-restart": script(
         {"wasted": ["train.py", 9]}, window={"passes": 20},
         phases=healthy(**{"data_wait": 12.0, "data_wait/first_batch": 8.0}),

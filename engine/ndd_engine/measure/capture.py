@@ -259,7 +259,7 @@ _ANCHORS = 5  # at each end; the one with the smallest delay is used
 class ProfilerCapture:
     """One capture, made on the training thread. Its methods raise whatever the profiler raises.
 
-    measured: whole steps since `begin`, counted by the caller. ranges: also mark the phases in the trace.
+    ranges: also mark the phases in the trace.
     graphs: CUDA graphs may be replayed. model: to attribute the time to its modules; None for compiled code and CUDA
     graphs, which call no modules.
     """
@@ -274,7 +274,7 @@ class ProfilerCapture:
     ) -> None:
         self.on_gpu = device.type == "cuda"
         self._device = device.index or 0
-        self.measured = 0
+        self._ends: list[int] = []
         self.begin_ns: int | None = None
         self._clock = clock
         self._marks: list[tuple[int, int]] = []
@@ -289,7 +289,7 @@ class ProfilerCapture:
             # A graph replay fails if CUPTI was torn down and started again.
             os.environ.setdefault("TEARDOWN_CUPTI", "0")
         on = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if self.on_gpu else [ProfilerActivity.CPU]
-        self._profile = profile(activities=on)
+        self._profile = profile(activities=on, record_shapes=True)
 
     def start(self) -> None:
         """Start the profiler."""
@@ -305,6 +305,15 @@ class ProfilerCapture:
         """Start measuring; call it between two steps."""
         self._clock.enter(phase.OTHER)
         self.begin_ns = self._marks[-1][0]
+
+    def step_ended(self) -> None:
+        """A whole step since `begin` has ended."""
+        self._ends.append(self._clock.now())
+
+    @property
+    def measured(self) -> int:
+        """Whole steps since `begin`."""
+        return len(self._ends)
 
     @property
     def measured_ns(self) -> int:
@@ -327,9 +336,18 @@ class ProfilerCapture:
             self._device if self.on_gpu else None,
         )  # fmt: skip
         if watch is not None:
+            trail = watch.trail  # which completes the lines
             lines = [(short(file), line, name) for file, line, name in watch.lines]
-            noted = replace(noted, names=watch.names, lines=lines, calls=watch.calls)
-        return captured(self._trace_events(), noted, step, self.measured)
+            noted = replace(
+                noted,
+                names=watch.names,
+                lines=lines,
+                calls=watch.calls,
+                trail=trail,
+                sizes=watch.sizes,
+                ends=self._ends,
+            )
+        return captured(self._recorded(), noted, step, self.measured)
 
     def stop(self) -> None:
         """Stop the profiler, and detach from the clock and the model; safe to call twice."""
@@ -373,16 +391,19 @@ class ProfilerCapture:
 
     def _anchor(self) -> None:
         """Record ranges at known times of our clock, to align the profiler's clock with it."""
+        made: Any = torch._C._profiler._RecordFunctionFast
         for _ in range(_ANCHORS):
-            anchor = record_function(ANCHOR)
+            anchor = made(ANCHOR)
             self._anchors.append(self._clock.now())
             with anchor:
                 pass
 
-    def _trace_events(self) -> list[TraceEvent]:
+    def _recorded(self) -> list[TraceEvent]:
+        """Operators, kernels and ranges."""
         results = self._profile.profiler.kineto_results  # type: ignore[union-attr]
         if results is None:
             raise RuntimeError("the profiler kept no events")
+        cpu = torch.profiler.DeviceType.CPU
         return [
             TraceEvent(
                 name=event.name(),
@@ -395,10 +416,18 @@ class ProfilerCapture:
                 correlation=event.correlation_id(),
                 sequence=event.sequence_nr(),
                 forward_thread=event.fwd_thread_id(),
+                given=None if on_gpu else _given(event),
             )
             for event in results.events()
-            for on_gpu in (event.device_type() != torch.profiler.DeviceType.CPU,)
+            for on_gpu in (event.device_type() != cpu,)
         ]
+
+
+def _given(event: Any) -> dict[str, Any]:
+    """What an operator was given, with the names that traces have for it."""
+    return {
+        "Input Dims": event.shapes(), "Input type": event.dtypes(), "Concrete Inputs": event.concrete_inputs(),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -463,7 +492,7 @@ class CaptureSchedule:
         if recording.begin_ns is None:
             recording.begin()
         else:
-            recording.measured += 1
+            recording.step_ended()
         if room < 1 or recording.measured >= self._steps or recording.measured_ns >= LONG_NS:
             self.finish(step)
 

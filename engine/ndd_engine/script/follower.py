@@ -102,9 +102,9 @@ def folded(path: Path, step: int, steps: int) -> KernelsEvent:
         raise ValueError("its trace is too long to be read")
     trace = read_trace(path)
     noted = trace.noted
-    names = [(str(name), str(kind)) for name, kind in noted["modules"]]
+    names = [(str(name), str(kind)) for name, kind, _ in noted["modules"]]
     compiled = bool(noted["compiled"]) or any(kind in COMPILED for _, kind in names)
-    calls = [(int(t), int(module), int(line), bool(begins)) for t, module, line, begins in noted["calls"]]
+    calls = [(int(t), int(module), int(line), int(what)) for t, module, line, what in noted["calls"]]
     device: Any = noted["device"]
     return captured(
         trace.events,
@@ -113,7 +113,9 @@ def folded(path: Path, step: int, steps: int) -> KernelsEvent:
             [(int(t), str(name)) for t, name in noted["marks"]],
             None if device is None else int(device), shown_names(names),
             [(str(file), int(at), str(name)) for file, at, name in noted["lines"]],
-            [] if compiled else calls,
+            [] if compiled else calls, [(int(t), int(line), int(what)) for t, line, what in noted["trail"]],
+            [int(size) for *_, size in noted["modules"]], [int(index) for index in noted["unused"]],
+            [int(t) for t in noted["ends"]],
         ),
         step,
         steps,
