@@ -17,7 +17,7 @@ import torch
 from ndd_engine.config import read
 from ndd_engine.record.events import EndEvent, Event, TrialEvent, WindowEvent, parse
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.train.loop import Loop
 from ndd_engine.train.prepare import Prepared, prepare_run
 from ndd_engine.train.request import RunRequest

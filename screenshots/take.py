@@ -36,7 +36,7 @@ from ndd_console.screens.trial import TrialScreen
 from ndd_console.screens.wizard import WizardScreen
 from ndd_engine.config import read
 from ndd_engine.diagnose import diagnose
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.started_ranks import StartedRanks
 from ndd_engine.train.training_run import TrainingRun

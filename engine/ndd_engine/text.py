@@ -52,7 +52,7 @@ def duration(seconds: float | None) -> str:
     seconds = finite(seconds)
     if seconds is None:
         return MISSING
-    if seconds < 1:
+    if seconds < 0.9995:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 59.95:
         return f"{seconds:.1f} s"
@@ -112,8 +112,8 @@ def percent(share: float | None) -> str:
 
 
 def factor(ratio: float) -> str:
-    """A ratio with three digits: "1.42", "12.3", "1,420"."""
-    return f"{ratio:.2f}" if ratio < 10 else f"{ratio:.3g}" if ratio < 999.5 else f"{ratio:,.0f}"
+    """A ratio with three digits: "1.42", "12.3", "1,420"; below 1 with two, "0.64"; below 0.1 with three, "0.0123"."""
+    return f"{ratio:.2f}" if 0.1 <= ratio < 10 else f"{ratio:.3g}" if ratio < 999.5 else f"{ratio:,.0f}"
 
 
 def times(ratio: float) -> str:
@@ -123,4 +123,4 @@ def times(ratio: float) -> str:
 
 def span(ns: float) -> str:
     """Nanoseconds as text: "850 µs", "12.3 s"."""
-    return f"{ns / 1e3:.3g} µs" if ns < 1e6 else duration(ns * 1e-9)
+    return f"{ns / 1e3:.3g} µs" if ns < 999_500 else duration(ns * 1e-9)

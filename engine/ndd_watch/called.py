@@ -33,6 +33,9 @@ _MOST_CALLS = 16
 _DEEP = 60
 _WRAPPER = "decorate_context"  # torch's, around each function with @torch.no_grad()
 _OPTIMIZERS = os.path.join("torch", "optim", "optimizer.py")
+_FUNCTIONAL = os.path.join(
+    "torch", "nn", "functional.py"
+)  # layers and losses, also where no module calls them
 
 # Phases whose calls of torch are the model's.
 _OF_MODEL = ("forward", "loss", "backward")
@@ -85,6 +88,7 @@ class Called:
         self._own, self._hidden, self._roots, self._whole = own, hidden, roots, whole
         self._phase_of = phase_of
         self._owned: dict[Any, float] = {}
+        self._lines: dict[int, _Lines] = {}
         self._least = 0.0
 
     def rows(
@@ -103,10 +107,10 @@ class Called:
                 continue
             descends = self._whole or (user is None and not is_loop)
             if user is not None:
-                at, line = user, _line(user, code) or user.co_firstlineno
+                at, line = user, self._line(user, code) or user.co_firstlineno
             elif is_loop:
                 at, line = next(
-                    ((one, line) for one, _ in places if (line := _line(one, code))),
+                    ((one, line) for one, _ in places if (line := self._line(one, code))),
                     (places[0][0], places[0][0].co_firstlineno if self._whole else 0),
                 )
                 if not line:  # what it called before the step began
@@ -208,6 +212,12 @@ class Called:
                 text += f" ({_text(mostly.code, name)})"
             yield code, text, calls, rest
 
+    def _line(self, code: Any, callee: Any) -> int | None:
+        """The line in which a function names another one; None if nowhere."""
+        if id(code) not in self._lines:
+            self._lines[id(code)] = _Lines(code)
+        return self._lines[id(code)].names(callee)
+
     def _special(self, code: Any) -> bool:
         """Whether a function of torch is more than a part of the one that calls it."""
         return bool(self._phase(code)) or getattr(code, "co_name", "") == _WRAPPER
@@ -228,6 +238,8 @@ class Called:
             return ""
         if code.co_name == "wrapper" and code.co_filename.endswith(_OPTIMIZERS):
             return "optimizer"  # around each step
+        if not self._whole and code.co_filename.endswith(_FUNCTIONAL):
+            return "forward"
         return self._roots.get(key(code), "")
 
 
@@ -246,26 +258,40 @@ def _text(code: Any, name: Callable[[Any], str]) -> str:
     return f"{owner}.{method.strip(chr(39))}" if kind else method.removeprefix("builtins.").removeprefix("_")
 
 
-def _line(code: Any, callee: Any) -> int | None:
-    """The line in which a function names another one first, in a loop if it does so there; None if nowhere.
+class _Lines:
+    """Which lines of a function name others. Reading its instructions takes a millisecond: once per function."""
 
-    A subscript names nothing: it is that of a property of pandas, or the only one of the function.
-    """
-    wanted = _text(callee, lambda one: str(one.co_name)).rpartition(".")[2]
-    line, subscripts = code.co_firstlineno, set()
-    named: dict[int, int] = {}
-    indexed = _INDEXED if wanted == _SUBSCRIPT and library(callee) == "pandas" else frozenset()
-    for one in get_instructions(code):
-        starts = getattr(one, "line_number", one.starts_line)  # from Python 3.13 on, the latter says whether
-        line = starts if type(starts) is int else line
-        if one.opname.startswith("LOAD_") and (one.argval == wanted or one.argval in indexed):
-            named[one.offset] = line
-        if "JUMP" in one.opname and type(one.argval) is int and one.argval < one.offset:  # the end of a loop
-            within = [found for at, found in named.items() if at >= one.argval]
-            if within:
-                return within[0]
-        if wanted == _SUBSCRIPT and (one.opname == "BINARY_SUBSCR" or one.argrepr == "[]"):
-            subscripts.add(line)
-    if named:
-        return next(iter(named.values()))
-    return subscripts.pop() if len(subscripts) == 1 else None
+    def __init__(self, code: Any) -> None:
+        # (offset, name, line) of what is loaded; (offset, its first instruction) of each loop's end.
+        self._loads: list[tuple[int, Any, int]] = []
+        self._loops: list[tuple[int, int]] = []
+        self._subscripts: set[int] = set()
+        line = code.co_firstlineno
+        for one in get_instructions(code):
+            starts = getattr(
+                one, "line_number", one.starts_line
+            )  # from Python 3.13 on, the latter says whether
+            line = starts if type(starts) is int else line
+            if one.opname.startswith("LOAD_"):
+                self._loads.append((one.offset, one.argval, line))
+            if "JUMP" in one.opname and type(one.argval) is int and one.argval < one.offset:
+                self._loops.append((one.offset, one.argval))
+            if one.opname == "BINARY_SUBSCR" or one.argrepr == "[]":
+                self._subscripts.add(line)
+
+    def names(self, callee: Any) -> int | None:
+        """The line that names a function first, in a loop if one does; None if there is none.
+
+        A subscript names nothing: it is that of a property of pandas, or the only one of the function.
+        """
+        wanted = _text(callee, lambda one: str(one.co_name)).rpartition(".")[2]
+        indexed = _INDEXED if wanted == _SUBSCRIPT and library(callee) == "pandas" else frozenset()
+        named = [(at, line) for at, name, line in self._loads if name == wanted or name in indexed]
+        for end, begin in self._loops:
+            for at, line in named:
+                if begin <= at < end:
+                    return line
+        if named:
+            return named[0][1]
+        found = self._subscripts if wanted == _SUBSCRIPT else set()
+        return next(iter(found)) if len(found) == 1 else None

@@ -39,7 +39,10 @@ class Wishes:
 
 
 class Frameworks:
-    """put(kind, **body) records."""
+    """put(kind, **body) records; "evaluated" tells that an evaluation is over.
+
+    Its end is not seen otherwise where the next epoch reads its first batch before the model trains again.
+    """
 
     def __init__(self, put: Put, known: Known, wishes: Wishes, probes: Probes) -> None:
         self._put, self._known, self._wishes, self._probes = put, known, wishes, probes
@@ -159,6 +162,7 @@ def hugging_face(base: type, put: Put, known: Known, wishes: Wishes) -> type:
 
         @_safe
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+            put("evaluated")
             best = getattr(args, "metric_for_best_model", None) or "loss"
             best = best if best.startswith("eval_") else f"eval_{best}"
             greater = getattr(args, "greater_is_better", None)
@@ -236,6 +240,7 @@ def lightning(base: type, put: Put, known: Known, wishes: Wishes) -> type:
 
         @_safe
         def on_validation_end(self, trainer: Any, module: Any) -> None:
+            put("evaluated")
             before, self.before = self.before, {}
             if trainer.sanity_checking:
                 return

@@ -7,9 +7,32 @@ from threading import get_ident
 from typing import Any, Callable
 
 from . import FOLDER, clock, trying
-from .apart import Dropped, WithoutCompiler, open_file, os, ours, skip_ours, threading, without_our_frames
+from .apart import (
+    Dropped,
+    WithoutCompiler,
+    open_file,
+    os,
+    ours,
+    skip_ours,
+    threading,
+    time,
+    without_our_frames,
+)
 from .captures import Captures
-from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, Copies, DeviceValues, S, memory
+from .clock import (
+    BASE,
+    DATA_WAIT,
+    DONE,
+    EVALUATE,
+    PHASES,
+    TIMED,
+    TRAINER,
+    WAITING,
+    Copies,
+    DeviceValues,
+    S,
+    memory,
+)
 from .collecting import Collecting
 from .emit import FOLDER_AT_START, Emitter, Requests, reason_of
 from .finite import Origin
@@ -21,12 +44,13 @@ from .loops import Ends
 from .mapped import ELSEWHERE, NATIVE, in_use
 from .modules import Modules
 from .probes import Learning, make_way
-from .profiler import Asides, StepProfiler
+from .profiler import Allowance, Asides, StepProfiler
 from .slowing import Sizes, Tables
 from .steps import PROFILE_NS, Steps
 from .trying import Outside
 from .waits import place
 
+thread_ns = time.thread_time_ns
 # Hooks of one module, or whatever else is counted, from which on it is asked where they are added.
 MANY = 8
 # Steps that may be observed to learn where batches come from.
@@ -76,6 +100,8 @@ class Observer:
         # Where the steps of threads end that do not train at present.
         self._others: dict[int, Ends] = {}
         self._learned = 0
+        # Of learning, profiled steps and looks at what is kept: processor time of this thread when the last one began.
+        self.allowance, self._spent = Allowance(PROFILE_NS), 0
         # In a process of a trial.
         self._tried: trying.Script | None = None
         self.loader: dict[str, Any] = {}
@@ -282,7 +308,11 @@ class Observer:
         return None
 
     def note(self, kind: str, /, **body: Any) -> None:
-        """Record what a framework says at the current step."""
+        """Record what a framework says at the current step, or hear that an evaluation of it is over."""
+        if kind == "evaluated":
+            if S[TRAINER] == get_ident() and S[BASE] == EVALUATE:
+                self.modules.evaluation(False)
+            return
         self.emitter.say(kind, S[DONE] if self._done is None else self._done, **body)
 
     def known(self, found: dict[str, Any], then: Callable[[dict[str, float]], None]) -> None:
@@ -388,9 +418,11 @@ class Observer:
 
     def _look(self) -> None:
         """The console has asked what the process keeps."""
+        begin = thread_ns()
         with Dropped():
             if (found := self.holders.look(self.emitter.step, sys._getframe())) is not None:
                 self.emitter.put("holders", **found)
+        self.allowance.add(thread_ns() - begin)
 
     def _loader_read(self, settings: dict[str, Any], place: Any) -> None:
         """The training begins to read a loader: record its settings if they are new."""
@@ -403,7 +435,20 @@ class Observer:
 
     def study(self, t: int) -> None:
         """Between two steps: end to look closely at the last one, or begin with the next one."""
-        steps, learning, captures = self.steps, self.learning, self.captures
+        spent, ended = thread_ns(), self._study in ("learn", "profile")
+        if ended:  # beyond what such a step usually takes
+            self.allowance.add(spent - self._spent - self.steps.usual_ns)
+        self._study_step(t)
+        self._spent = thread_ns()
+        if ended or self._study in ("learn", "profile"):
+            self.allowance.add(self._spent - spent)
+        steps = self.steps
+        steps.earliest = self.allowance.due(t)
+        if not (self._study or self.captures.wanted or self.origin.wanted):
+            steps.next_study = max(steps.next_study, steps.earliest)
+
+    def _study_step(self, t: int) -> None:
+        steps, learning, captures, before = self.steps, self.learning, self.captures, self._study
         due = not self._study and captures.is_due(t)
         if self._study == "capture" or ((captures.wanted or due) and not self._study):
             goes_on = captures.step(t) if self._study else captures.begin(t, due)
@@ -412,7 +457,7 @@ class Observer:
             if not goes_on:
                 steps.next_study = self._next_study()
             return
-        if t < self._profile_due and not (self._study or self.origin.wanted or self.steps.next_study == 0):
+        if t < self._profile_due and not (self._study or self.origin.wanted or steps.next_study == 0):
             steps.next_study = self._next_study()  # a capture was due, and is not possible
             return
         if self._study == "origin" or (self.origin.wanted and not self._study):
@@ -444,7 +489,9 @@ class Observer:
                 if not timed:
                     text += "; it cannot be timed by itself, so its time is part of other"
                 self._mark("note", text, file=file, line=line, function=name, timed=timed)
-            if PROFILE_NS and (source is not None or reads or self._learned >= MOST_LEARNED):
+            learned = source is not None or reads or self._learned >= MOST_LEARNED
+            # Where learning is dear, one step is profiled before it is tried again.
+            if PROFILE_NS and (learned or self.allowance.due(t) > t):
                 self._profile()
         elif self._study == "profile":
             took = zip(PHASES, steps.last_row, steps.last_row[WAITING:])
@@ -472,7 +519,8 @@ class Observer:
             learned = learning.source is not None or reads or self._learned >= MOST_LEARNED
             wait = PROFILE_NS if self._told_functions else min(SECOND_NS, PROFILE_NS)
             self._told_functions |= learned
-            self._profile_due = (t + wait if PROFILE_NS else 1 << 62) if learned else 0
+            profiled = learned or before in ("profile", "retained")
+            self._profile_due = (t + wait if PROFILE_NS else 1 << 62) if profiled else 0
             steps.next_study = self._next_study()
 
     def _next_study(self) -> int:

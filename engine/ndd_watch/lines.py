@@ -31,7 +31,7 @@ def compiled() -> bool:
     return bool(counters is not None and counters.get("frames"))
 
 
-class Lines:
+class HeardLines:
     """Hears the lines of one thread between `begin` and `end`."""
 
     def __init__(self) -> None:

@@ -468,6 +468,27 @@ def _nothing(_: Any) -> None:
     return
 
 
+# Closer looks may take so much processor time at once, and ALLOWED_NS in the time from one profiled step to the next.
+FREE_NS, ALLOWED_NS = 10**8, 6 * 10**8
+
+
+class Allowance:
+    """What all closer looks at a training may cost together. every_ns: from one profiled step to the next."""
+
+    def __init__(self, every_ns: int) -> None:
+        self._share = ALLOWED_NS / max(every_ns, 1)
+        self._began = self._spent = 0
+
+    def add(self, ns: int) -> None:
+        """A look has taken this time."""
+        self._spent += max(ns, 0)
+
+    def due(self, t: int) -> int:
+        """When the next look is within the allowance, on the clock: not before `t`, which is now."""
+        self._began = self._began or t
+        return max(t, self._began + round((self._spent - FREE_NS) / self._share))
+
+
 # An evaluation of unknown length is profiled from this time on, and an evaluation for no longer than this.
 LATE_NS, MOST_NS = 2 * 10**9, 10 * 10**9
 # From one profile to the next: so many times its length.

@@ -185,6 +185,8 @@ class Steps:
         # under torch's profiler.
         self.studying = self.profiled = False
         self.next_study = 0
+        # Before that moment, another closer look would cost too much. The usual time of a step; 0 before it is known.
+        self.earliest = self.usual_ns = 0
         # The last step by phase, where it is observed more closely.
         self.last_row: list[int] = [0] * len(ZEROS)
         self.garbage = Garbage()
@@ -463,7 +465,8 @@ class Steps:
             step_ns = lengths[len(lengths) // 2] if lengths else 0
             self.long = step_ns > LONG_NS * self.usual_backwards
             if PROFILE_NS and self.gate is None and self.slowing.worth_a_look(step_ns):
-                self.next_study = 0
+                self.next_study = min(self.next_study, self.earliest)
+            self.usual_ns = step_ns
             cost_ns = COST_NS + min(step_ns >> 8, MOST_MORE_NS)
             self.every = min(int(cost_ns / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
             self.end_window()

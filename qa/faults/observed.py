@@ -18,10 +18,10 @@ from ndd_engine.diagnose import diagnose
 from ndd_engine.diagnose.finding import Finding
 from ndd_engine.errors import NddError
 from ndd_engine.hardware.load import LoadWatch
-from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, WindowEvent
 from ndd_engine.record.file import RunReader
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.run.channel import send
 from ndd_engine.trial.estimates import Estimate, abba_log_ratio, estimate
 
 from .cases import Case

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,10 @@ _TIMES = re.compile(
 
 @dataclass(frozen=True)
 class Script:
-    """How a script is trained. folder: where, below that of the scripts. needs: packages."""
+    """How a script is trained; the last word says for how long. folder: where, below that of the scripts.
+
+    needs: packages.
+    """
 
     name: str
     words: tuple[str, ...]
@@ -103,6 +106,8 @@ def measure(options: Options) -> Table:
             table.note(f"{script.name}: left out, {', '.join(missing)} is not installed")
             continue
         say(f"others: {script.name}")
+        if options.smoke:
+            script = replace(script, words=(*script.words[:-1], "1"))
         try:
             with tempfile.TemporaryDirectory(prefix="ndd-others-") as folder:
                 row, note = _measured(script, Path(folder) / "scripts", options)

@@ -336,13 +336,13 @@ def leaks(options: Options) -> list[Table]:
     named = cases = 0
     for way in options.cases(WAYS):
         for size in options.cases(SIZES):
-            row, right = _held(way, size)
+            row, right = _held(way, size, options)
             table.add(*row)
             cases, named = cases + 1, named + right
     table.note(f"named with the line that keeps: {named} of {cases}")
     accused = 0
     for way in () if options.smoke else LIMITED:
-        row, right = _held(way, 100e3)
+        row, right = _held(way, 100e3, options)
         table.add(*row)
         accused += not right
     if not options.smoke:
@@ -350,11 +350,11 @@ def leaks(options: Options) -> list[Table]:
     return [table]
 
 
-def _held(way: str, size: float) -> tuple[tuple[str, ...], bool]:
+def _held(way: str, size: float, options: Options) -> tuple[tuple[str, ...], bool]:
     say(f"leaks: {way} {size:g}")
     with tempfile.TemporaryDirectory(prefix="ndd-leaks-") as text:
         folder = Path(text)
-        found = observe(folder, LEAKS, way, f"{size:g}", seconds=LEAKS_S)
+        found = observe(folder, LEAKS, way, f"{size:g}", seconds=options.seconds(LEAKS_S, LEAKS_S, least=1.5))
         events = events_of(RunDir(folder / "runs" / "it"))
     leaks = [one for one in found if one["cause"] == "leak"]
     where = next((change["where"] or "" for one in leaks for change in one["changes"]), "")

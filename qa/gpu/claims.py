@@ -49,7 +49,7 @@ def measure(given: Task) -> None:
 
     def look(state: ClaimsState) -> None:
         """Record each claim as soon as it is measured."""
-        for result in state.results[len(done) :]:
+        for result in state.rows[len(done) :]:
             done.add(result.claim.id)
             text = one_line("; ".join(conditions(result)), 600)
             given.put(name_of(result.claim), "", "", result.verdict, text)

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from typing_extensions import is_typeddict
+
 # The first one is what the tests try: escape sequences, markup and HTML.
 TEXTS = (
     "\x1b[2J\x1b]0;title\x07[red]<script>alert(1)</script>\x9b31m",
@@ -82,6 +84,11 @@ def _hints(kind: type) -> dict[str, Any]:
 
 def _mutated(rng: random.Random, value: Any, hint: Any, share: float, numbers: Sequence[float]) -> Any:
     if typing.get_origin(hint) is typing.Annotated:
+        if isinstance(value, Mapping) and (required := _required(hint)):
+            return {
+                key: _mutated(rng, item, required.get(key, Any), share, numbers)
+                for key, item in value.items()
+            }
         hint = hint.__origin__
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
@@ -95,8 +102,7 @@ def _mutated(rng: random.Random, value: Any, hint: Any, share: float, numbers: S
                 if plain and rng.random() < share
                 else None
             )
-        hint = kinds[0]
-        origin, args = typing.get_origin(hint), typing.get_args(hint)
+        return _mutated(rng, value, kinds[0], share, numbers)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return mutated(rng, value, share, numbers)
     if isinstance(value, tuple) and not args:
@@ -120,6 +126,19 @@ def _mutated(rng: random.Random, value: Any, hint: Any, share: float, numbers: S
     if hint is str:
         return text(rng)
     return anything(rng) if hint in (Any, object) else value
+
+
+@lru_cache
+def _required(hint: Any) -> dict[str, Any]:
+    """The types of the keys of a table without some of which the reader of records skips the line; {} for others."""
+    (kind,) = (getattr(one, "_kind", None) for one in hint.__metadata__[:1])
+    hints = typing.get_type_hints(kind, include_extras=True) if is_typeddict(kind) else {}
+    if typing.Required not in map(typing.get_origin, hints.values()):
+        return {}
+    return {
+        key: typing.get_args(one)[0] if typing.get_origin(one) is typing.Required else one
+        for key, one in hints.items()
+    }
 
 
 def _sequence(

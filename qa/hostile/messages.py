@@ -12,10 +12,10 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from ndd_engine.record.channel import ACTIONS, MAX_LINE, ControlServer, send
 from ndd_engine.record.events import TrialEvent, WindowEvent
 from ndd_engine.record.file import EventLog, Recorder
-from ndd_engine.run import Control
+from ndd_engine.run.channel import ACTIONS, MAX_LINE, ControlServer, send
+from ndd_engine.run.control import Control
 from ndd_engine.trial.outcome import SideFacts
 from qa.hostile._strange import NASTY, NONSENSE, PLACE, VALUES, damaged, line
 from qa.hostile.attempts import Attempt, Kind

@@ -54,7 +54,7 @@ from ndd_engine.record.file import RunReader, load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.text import printable
 from ndd_engine.train.request import RunRequest, check_resume
 from ndd_engine.train.training_run import TrainingRun

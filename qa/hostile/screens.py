@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.terminal.screen import Terminal
 from tests.trial.written_runs import steady, windows, write_run
-from tests.ui import fake_tuning, fake_wizard, fakes
+from tests.ui import fake_ranks, fake_tuning, fake_wizard, fakes
 from tests.ui.fake_sources import FakeHome, FakeSource, FakeTrials
 from tests.ui.pilots import text_of
 
@@ -29,9 +29,9 @@ from ndd_console.screens import trial as trial_screen
 from ndd_console.screens import tuning as tuning_screen
 from ndd_console.screens import wizard as wizard_screen
 from ndd_console.screens.live import LiveScreen
-from ndd_console.screens.pages import help_lines, settings_lines
+from ndd_console.screens.pages import help_lines, own_values_lines, ranks_lines, settings_lines
 from ndd_console.screens.trial import BUDGETS_S, ProposedChange, TrialState
-from ndd_console.screens.wizard import PAGES
+from ndd_console.screens.wizard import WIZARD_PAGES
 from ndd_console.view.bars import plot_rows
 from ndd_console.view.keys import LIVE_KEYS
 from ndd_console.view.live import LiveState, live_rows
@@ -41,6 +41,7 @@ from ndd_console.widgets.canvas import Canvas, changes
 from ndd_console.words.blocks import Text
 from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
 from ndd_engine.diagnose import diagnose
+from ndd_engine.record.events import TextsEvent
 from ndd_engine.record.snapshot import STATUSES, Snapshot
 from ndd_engine.trial.outcome import Progress
 from ndd_engine.wizard.proposals import Measured
@@ -175,6 +176,8 @@ def snapshot(rng: random.Random) -> Snapshot:
         base = fakes.ended(rng.choice(STATUSES[6:]), strange.text(rng))
     if rng.random() < 0.1:
         base = fakes.empty_snapshot(stage=strange.text(rng))
+    if rng.random() < 0.2:
+        base = fake_ranks.planted_snapshot(rng.choice((2, 8, 64)))
     if rng.random() < 0.3:
         base = replace(base, trials=(fakes.trial_event(), fakes.trial_event("loss")))
     found = strange.mutated(rng, base, rng.choice((0.02, 0.1, 0.4, 1.0)))
@@ -208,7 +211,18 @@ def rows_of(entries: list[Entry]) -> list[Row]:
 
 
 def page(rng: random.Random) -> Draw:
-    lines = rng.choice((partial(help_lines, LIVE_KEYS), partial(settings_lines, snapshot(rng))))
+    several = strange.mutated(
+        rng, fake_ranks.planted_snapshot(rng.choice((2, 8, 64))), rng.choice((0.02, 0.3))
+    )
+    scalars = (("accuracy", ((1, 0.25), (2, 0.5))), ("own/recall", ((7, 1e-6),)), ("other", ()))
+    texts = TextsEvent(1200, ["def f(x):\n    return x", "a text"])
+    told = strange.mutated(rng, fakes.snapshot(scalars=scalars, texts=texts), rng.choice((0.1, 0.6)))
+    lines = rng.choice(
+        (
+            partial(help_lines, LIVE_KEYS), partial(settings_lines, snapshot(rng)), partial(ranks_lines, several),
+            partial(own_values_lines, told),
+        )
+    )  # fmt: skip
     return in_frame(lambda width, height: lines(width))
 
 
@@ -312,7 +326,7 @@ def wizard(rng: random.Random) -> Draw:
         ],
         "file": lambda width: wizard_screen.file_rows(texts, diff, width),
     }  # fmt: skip
-    page = rng.choice(PAGES)
+    page = rng.choice(WIZARD_PAGES)
     return in_frame(lambda width, height: [wizard_screen.trail(page, width), *parts[page](width)])
 
 

@@ -258,7 +258,7 @@ def trace(path: Path, text: str) -> None:
     except ConfigError as error:
         raise UsageError(str(error)) from None
     capture = object.__new__(ProfilerCapture)
-    capture._profile = Exporter(text)  # type: ignore[assignment]
+    capture._trace = Exporter(text)
     capture.export(path)
 
 
@@ -268,7 +268,7 @@ class Exporter:
     def __init__(self, text: str) -> None:
         self._text = text
 
-    def export_chrome_trace(self, path: str) -> None:
+    def save(self, path: str) -> None:
         Path(path).write_text(self._text)
 
 

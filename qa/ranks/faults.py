@@ -23,7 +23,7 @@ import psutil
 from benchmarks.common import Options, Table, as_seconds, say
 from tests.states import equal
 
-from ndd_engine.record.channel import send
+from ndd_engine.run.channel import send
 
 from .job import LIMIT_S, RanksJob
 

@@ -15,29 +15,11 @@ from benchmarks.whole_runs import SIDES, measure
 ROOT = Path(__file__).parents[2]
 # Needs Lightning and Accelerate, which the tests do without.
 OWN_ENVIRONMENT = "rivals"
-# Ranks, or several scripts: these are slow.
-SELDOM = {
-    "others",
-    "leaks",
-    "ranks_memory",
-    "ranks_late",
-    "ranks_loop",
-    "ranks_faults",
-    "script_faults",
-    "steps",
-}
 
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow if name in SELDOM else ())
-        for name in NAMES
-        if name != OWN_ENVIRONMENT
-    ],
-)
+@pytest.mark.parametrize("name", [name for name in NAMES if name != OWN_ENVIRONMENT])
 @pytest.mark.budget(30)
 def test_a_benchmark_starts_and_ends(name: str, tmp_path: Path) -> None:
     result = tmp_path / "result.txt"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
-from ndd_console.cli import cli
+from ndd_console.cli import COMMANDS, cli
 from ndd_console.cli.completion import Bash
 from ndd_engine.config import WORKLOADS, read
 from ndd_engine.config.schema import keys
@@ -34,6 +37,23 @@ def test_global_options_work_after_the_command_too_and_the_last_one_wins(
 def test_only_commands_that_read_runs_have_the_option_for_their_folder(tmp_path: Path) -> None:
     assert "--runs" in call("train", "--help", folder=tmp_path).stdout
     assert "--runs" not in call("scaffold", "--help", folder=tmp_path).stdout
+
+
+def test_no_text_of_help_is_cut_at_80_columns() -> None:
+    commands: list[tuple[str, ...]] = [(), *((name,) for name in COMMANDS)]
+    for words in commands:
+        command: click.Command = cli
+        for word in words:
+            assert isinstance(command, click.Group)
+            found = command.get_command(click.Context(command), word)
+            assert found is not None
+            command = found
+        if isinstance(command, click.Group) and words:
+            commands += [(*words, name) for name in command.commands]
+        shown = CliRunner().invoke(cli, [*words, "--help"], terminal_width=80).output
+        usage, _, further = shown.partition("\n\n")
+        assert usage.startswith("Usage: ") and further
+        assert not re.findall(r"[a-z]\.\.\.$", further, re.MULTILINE), words
 
 
 def test_an_empty_folder_is_named_with_its_path_and_the_option(tmp_path: Path) -> None:

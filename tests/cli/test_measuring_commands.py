@@ -26,7 +26,7 @@ from ndd_engine.trial.outcome import MEASURING, Progress
 from ndd_engine.trial.tuning import trained
 from ndd_watch.changes import Place, candidates
 from tests.records import events_of, snapshot_of
-from tests.trial.trial_help import SOURCE, planted
+from tests.trial.trial_help import SOURCE, planted, with_lengths
 from tests.trial.written_runs import steady, windows, write_run
 from tests.waiting import LIMIT_S, until
 
@@ -261,7 +261,8 @@ def test_every_setting_that_can_be_tried_can_be_named_and_is_in_the_help(
 ) -> None:
     listed = ", ".join(ONLY).split(", ")
     sets = ["batch.accumulation=4", "loader.persistent=false", f"speed.attention={attention}"]
-    here = trained(Place(gpu, 4), read(workload=workload, sets=sets).resolve())
+    draft = read(workload=workload, sets=sets)
+    here = trained(Place(gpu, 4), draft.resolve(), draft.model)
     for place in (here, replace(here, script=True)):
         for name in (name for one in candidates(place) for name in (one.name, one.group) if name):
             assert place.script or re.sub(r"\d+$", "N", name) in listed or name in listed, name
@@ -280,15 +281,28 @@ def test_the_claims_are_listed_with_their_conditions(tmp_path: Path) -> None:
     assert listed[1]["seconds_at_most"] == 10.0
 
 
-@pytest.mark.slow
-def test_a_claim_is_really_measured(tmp_path: Path) -> None:
-    done = run(
-        "claims", "S8", "A4", "--budget", "20", "--json", "-o", "claims.json", folder=tmp_path, timeout=170
-    )
+@pytest.mark.long
+@pytest.mark.budget(30)
+def test_a_claim_is_really_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process trains both sides; only how long their steps take is given, and the budget is of these times."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    with_lengths(monkeypatch, 3.0, 3.75)
+    done = call("claims", "N6", "--budget", "60", "--json", "-o", "claims.json", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     body = json.loads(done.stdout)
     assert json.loads((tmp_path / "claims.json").read_text()) == body
-    shares = body["claims"][1]
+    (claim,) = body["claims"]
+    (part,) = claim["parts"]
+    assert part["change"] == ["precision.amp=bf16"] and part["claimed_high"] == 1.0
+    assert part["value"] == pytest.approx(0.8) and part["outcome"] == "confirmed"
+    # The guide measured on a GPU.
+    assert part["where"] and claim["verdict"] == "depends"
+
+
+@pytest.mark.slow
+def test_shares_are_those_of_an_observed_run(tmp_path: Path) -> None:
+    done = call("claims", "S8", "--budget", "2", "--json", folder=tmp_path)
+    (shares,) = json.loads(done.stdout)["claims"]
     parts = {part["name"]: part["value"] for part in shares["parts"]}
     assert set(parts) == {"encoder", "decoder", "attention", "pointer", "backward"}
     assert 0.2 < sum(parts.values()) <= 1

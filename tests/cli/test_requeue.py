@@ -16,7 +16,7 @@ from ndd_engine.config import read, to_toml
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.rundir import RunDir, RunLock
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
 from tests.records import events_of, losses_of
 from tests.trial.written_runs import steady, windows, write_run

@@ -18,7 +18,7 @@ import pytest
 from ndd_console.output import run_log
 from ndd_console.output.run_log import Output
 from ndd_console.sessions.headless import Signals
-from ndd_engine.run import Executor
+from ndd_engine.run.run import Executor
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from ndd_engine.config import WORKLOADS, Config, changed_toml, read, to_toml
 from ndd_engine.config.workload_sections import SECTIONS
 
-# What a user may type as text: everything that TOML can hold.
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+# What a user may type as text: everything that TOML can hold, and that is not refused.
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=30)
 POSITIVE = st.floats(1e-12, 1e6, allow_nan=False)
 
 

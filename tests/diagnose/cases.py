@@ -102,6 +102,13 @@ def opened(*counts: int) -> dict[str, Any]:
     }
 
 
+def opened_to_the_end(*counts: int) -> dict[str, Any]:
+    """The same of a run that has ended."""
+    after = dict(opened(*counts)["after"])
+    after[max(after)] = (*after[max(after)], EndEvent("done", "finished", 20 * len(counts), 0))
+    return {"after": after}
+
+
 def hooked(first: int, newest: int) -> dict[str, Any]:
     """So many hooks of a module in two profiled steps."""
     counts = ((1, first), (9, newest))
@@ -135,6 +142,13 @@ PROCESSES = [
     pair("died", at_the_end(DIED), at_the_end(COMPUTES)),
     pair("open-files", opened(*range(40, 280, 20)), opened(40, 60, 80, 100)),  # no more since
     pair("open-files", opened(40, 1024), opened(40, 44), name="limit"),
+    # A process that ends closes its files; one that closes them again and again keeps none.
+    pair(
+        "open-files",
+        opened_to_the_end(*range(40, 260, 20), 3),
+        opened_to_the_end(40, 90, 40, 90, 40, 90, 40, 90, 40, 90, 40, 3),
+        name="ended",
+    ),
 ]
 WAITING = healthy(data_wait=20.0)
 WAITS = {"phases": WAITING}
@@ -180,6 +194,11 @@ LOADER = [
     pair(
         "many-workers", WAITS, {"phases": healthy(data_wait=0.4)}, ("loader.workers=0",), "cheap",
         sets=["loader.workers=1"], loader=files(item_ns=1e5, item_cpu_ns=1e5),
+    ),
+    # Without its worker, the step would make the batch itself, and gain 0.9 ms of 21.
+    pair(
+        "many-workers", WAITS, {"phases": healthy(data_wait=2.0), "loader": files(item_ns=3.2e4, item_cpu_ns=3.2e4)},
+        ("loader.workers=0",), "little", sets=["loader.workers=1"], loader=files(item_ns=1e5, item_cpu_ns=1e5),
     ),
     # The wait is little longer than making a batch in this process, but the model is slowed down as well.
     pair(
@@ -371,6 +390,11 @@ WORK = [
         {"operations": [operation("scaled_dot_product_attention", QUERIES, "math, dropout")]},
         {"operations": [operation("scaled_dot_product_attention", QUERIES)]},
     ),
+    works(
+        "computed-twice",
+        {"repeats": [("encoder", "Encoder", "my/model.py", 9, "Net.forward", 1, 12_000_000, 20_000_000)]},
+        {"repeats": [("norm", "Norm", "my/model.py", 9, "Net.forward", 1, 10_000, 20_000)]},
+    ),
 ]  # fmt: skip
 
 TABLES = replace(profiled(), tables=[("Net.table", "Embedding", 100_000, 64, 512, 0.9, "AdamW")])
@@ -452,12 +476,18 @@ GPU = [
         "amp", {"work": AMP_WORK}, {"work": replace(AMP_WORK, flops_per_step=LITTLE)}, ("precision.amp=bf16",),
         kind=gpu, run={**GPU_RUN, "precision": "tf32"}, sets=("precision.amp=off",),
     ),
-    # A script's operations are not counted: the kernels of a capture show the format.
+    # Where operations are not counted, as of a script, the kernels of a capture show the format.
     pair(
         "tf32", products(fp32=50), products(tf32=50), ("precision.tf32=true",), kind=gpu,
         run={**OLD_GPU, **SCRIPT},
     ),
     pair("amp", products(tf32=50), products(tf32=1), ("precision.amp=bf16",), kind=gpu, run={**GPU_RUN, **SCRIPT}),
+    # A capture of an own run shows more than the number of its operations.
+    pair(
+        "tf32", {**products(fp32=50), "work": replace(TF32_WORK, flops_per_step=LITTLE)},
+        {**products(fp32=1), "work": TF32_WORK}, ("precision.tf32=true",), kind=gpu, run=OLD_GPU,
+        sets=("precision.amp=off", "precision.tf32=false"),
+    ),
     pair(
         "cudnn-benchmark", CONVOLUTIONS, busy(), ("speed.cudnn_benchmark=true",), kind=gpu, workload="antispoof"
     ),

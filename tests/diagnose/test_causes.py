@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from cases import PAIRS, Pair
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from planted_runs import (
-    Planted,
-    alone,
-    cores,
-    data,
-    files,
-    gpu,
-    healthy,
-    own,
-    profiled,
-    script,
-    work,
-    worked,
-)
+from planted_runs import Planted, alone, cores, data, files, gpu, healthy, own, work
 from record_help import event_sequences, folded
 
 from ndd_engine.diagnose import CAUSES, diagnose
-from ndd_engine.record.events import MarkEvent
 from ndd_engine.record.snapshot import Headroom, Idle, Snapshot, TimeLeft, Totals
 from ndd_engine.record.state import RunState
 
 # Findings about the run as a whole, of scripts and of several ranks; they have tests of their own.
 ELSEWHERE = {
     "too-short", "healthy", "no-effect", "slow-function", "gpu-unseen", "straggler", "exchange", "skew",
-    "iterator-restart", "repeated-items", "data-parallel", "computed-twice", "unused-gradients",
+    "iterator-restart", "repeated-items", "data-parallel", "unused-gradients",
 }  # fmt: skip
 each_pair = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.id)
 
@@ -225,74 +209,3 @@ def test_any_signals_may_be_missing_at_once(pair: Pair, parts: list[str]) -> Non
 def test_whatever_is_recorded_is_diagnosed(draws: st.DataObject) -> None:
     found = diagnose(folded(*draws.draw(event_sequences())).snapshot())
     assert found and all(item.cause in CAUSES and item.title for item in found)
-
-
-# In each kind of run.
-
-PAGE = Path(__file__).parents[2] / "docs" / "diagnosis.md"
-ROW = re.compile(r"^\| `([a-z0-9-]+)` \| (yes|no) \| (yes|no) \| (.*?) ?\|$", re.MULTILINE)
-# Cause -> (own model, script, why not).
-TABLE = {
-    cause: (of_own == "yes", of_script == "yes", why)
-    for cause, of_own, of_script, why in ROW.findall(PAGE.read_text("utf-8"))
-}
-# Verdicts about the run as a whole; and what follows from the windows of all ranks, which are the same for every run.
-NO_FAULTS, OF_RANKS = {"too-short", "healthy"}, {"straggler", "exchange", "skew"}
-LOGGED = ("train.py", 17, "Net.training_step", "LightningModule.log", "lightning", 12, 7_000_000, "other")
-TABLES = [("Net.table", "Embedding", 100_000, 64, 512, 0.9, "Adam")]
-BATCHES = [[2, 0, 5], [3, 1, 5], [4, 0, 6], [5, 1, 6]]
-# Faults that look different in a script.
-OF_SCRIPTS = {
-    "anomaly": script({"anomaly": True}),
-    "clip": Planted(phases=healthy(clip=8.0)),
-    "data-parallel": script({"data_parallel": 4}),
-    "retain-graph": script({"retains": ["train.py", 9]}),
-    "dense-embedding": Planted(phases=healthy(optimizer=12.0), functions=replace(profiled(), tables=TABLES)),
-    "computed-twice": script(kernels=worked(
-        repeats=[("encoder", "Encoder", "train.py", 9, "Net.forward", 1, 12_000_000, 20_000_000)]
-    )),
-    "unused-gradients": script(kernels=worked(unused=[("features", "Body", 30_000_000)])),
-    "iterator-restart": script(
-        {"wasted": ["train.py", 9]}, window={"passes": 20},
-        phases=healthy(**{"data_wait": 12.0, "data_wait/first_batch": 8.0}),
-    ),
-    "repeated-items": script({"dataset": "Clips", "batches": BATCHES}, {"workers": 2}),
-    # It ends after these steps, 4.8 s.
-    "compile-cost": Planted(
-        marks=[MarkEvent("compile", 0, "", {"seconds": 2.0, "graphs": 2})], run={"total_steps": 240}
-    ),
-    "many-workers": Planted(
-        phases=healthy(data_wait=20.0), sets=["loader.workers=8"], host=cores(1.9, 1.9), run={"threads": 1}
-    ),
-    "logging": Planted(phases=healthy(other=8.0), functions=replace(profiled(), calls=[LOGGED])),
-    "user-code": Planted(phases=healthy(other=8.0)),
-}  # fmt: skip
-
-
-def as_script(run: Planted) -> Planted:
-    """The same run with only those facts that the observer of a script records."""
-    config = run.run_event().config
-    known = {
-        "script": {"command": ["python", "train.py"], "loader": ["train.py", 12], "by_item": True},
-        "loader": {name: config["loader"][name] for name in ("workers", "pin_memory", "prefetch", "persistent")},
-        "optimizer": {"implementation": config["optimizer"]["implementation"]},
-        "speed": {"cudnn_benchmark": config["speed"]["cudnn_benchmark"]}, "batch": config["batch"],
-    }  # fmt: skip
-    told = {**run.run, "config": known, "precision": "", "workload": "train.py"}
-    return replace(run, run=told, loader=None, baseline=None, work=None, settings=())
-
-
-def test_the_page_says_of_each_cause_which_runs_have_it() -> None:
-    assert set(TABLE) == set(CAUSES) - NO_FAULTS
-    assert all((of_own and of_script) or why for of_own, of_script, why in TABLE.values())
-    planted = {pair.cause for pair in PAIRS} | {"slow-function", "no-effect"} | OF_RANKS
-    assert planted == {cause for cause, (of_own, _, _) in TABLE.items() if of_own}
-
-
-@pytest.mark.parametrize("cause", sorted(set(TABLE) - OF_RANKS - {"slow-function"}))
-def test_a_script_has_the_causes_that_the_page_says(cause: str) -> None:
-    planted = [pair.guilty for pair in PAIRS if pair.cause == cause]
-    alike = [OF_SCRIPTS[cause]] if cause in OF_SCRIPTS else planted
-    runs = [run if "script" in run.run.get("config", {}) else as_script(run) for run in alike]
-    found = {name for run in runs for name in run.causes()}
-    assert (cause in found) == TABLE[cause][1], found

@@ -86,6 +86,12 @@ def test_time_outside_the_model_is_that_of_a_call_and_advice_is_one_that_helps_i
     assert many.changes[0].text == "do it for all at once, instead of 20 times in a step"
     once = calling(8.0, called("torch.svd", "torch", 7.0)).named("user-code")
     assert "if the training does not need it" in once.changes[0].text
+    compiled = called(
+        "_fn", "torch", 6.0
+    )  # a function that torch.compile has compiled, which calls no module
+    assert "user-code" not in calling(8.0, compiled).causes()
+    beside = calling(16.0, compiled, called("torch.svd", "torch", 8.0)).named("user-code")
+    assert "torch.svd" in beside.title and "_fn" not in beside.title
     world = calling(8.0, called("TimeLimit.step", "gymnasium", 7.0, calls=20)).named("user-code")
     assert "several environments" in world.changes[0].text and "few steps" not in world.changes[0].text
 
@@ -203,6 +209,24 @@ def test_time_that_comes_at_once_between_steps_is_not_that_of_a_call_in_a_usual_
     rare, usual = told(1.0), told(7.0)
     assert "log_prob" not in rare.title and "between groups of steps" in rare.changes[0].text
     assert "log_prob" in usual.title and "if the training does not need it" in usual.changes[0].text
+
+
+def test_a_short_call_is_not_blamed_for_a_rollout_between_other_steps() -> None:
+    """The profiled update prints for 0.9 ms; the rollout before each sixteen updates is in none of them."""
+
+    def told(median_ms: float, everywhere: float = 1.0) -> str:
+        step = replace(profiled(), calls=[called("print", "", 0.9)], phases={"other": MS})
+        snapshot = script(phases=healthy(other=8.0), functions=step).snapshot()
+        medians = {"other": median_ms * MS}
+        phases = [
+            replace(phase, p50_ns=round(medians.get(phase.name, phase.host_ns / everywhere)))
+            for phase in snapshot.phases
+        ]
+        return diagnose(replace(snapshot, phases=tuple(phases)))[0].title
+
+    assert "print" not in told(1.0)
+    assert "print" in told(8.0)  # each step prints for as long
+    assert "print" in told(1.0, everywhere=8.0)  # all that a step does takes longer: a busy machine
 
 
 # Slow functions.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import PAIRS, Pair
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from planted_runs import NVML, Planted, alone, cores, data, evaluated, files, saved, work
@@ -21,9 +22,9 @@ from ndd_console.report.sections import page
 from ndd_console.screens.trial import TrialState, entries, proposed_changes
 from ndd_console.view.live import LiveState, finding_rows, live_rows
 from ndd_console.words.diagnosis import DiagnosisResult
-from ndd_console.words.finding import event_line
+from ndd_console.words.finding import ceiling_text, event_line
 from ndd_console.words.run import progress_line, summary
-from ndd_engine.diagnose import Finding, diagnose
+from ndd_engine.diagnose import ENDINGS, Finding, diagnose
 from ndd_engine.record.events import Event, FindingEvent, KernelsEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
@@ -142,6 +143,19 @@ def test_the_live_screen_agrees_with_itself(run: Planted, size: tuple[int, int])
     assert_tried(result.findings, size[0])
 
 
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.id)
+def test_the_first_title_is_whole_at_80_columns(pair: Pair) -> None:
+    for run in (pair.guilty, pair.innocent):
+        snapshot = run.snapshot()
+        found = diagnose(snapshot)
+        state = LiveState("one", "training", (("q", "quit"),), diagnosis=DiagnosisResult(found), can_try=True)
+        words = " ".join(" ".join(shown(live_rows(snapshot, state, 80, 24))).replace("─", " ").split())
+        title = " ".join(found[0].title.split())
+        if found[0].cause in ENDINGS:  # what follows the colon is below the heading
+            title = title.replace(": ", " ", 1)
+        assert title in words.replace(f" {ceiling_text(found[0])} ", " "), words
+
+
 def assert_steps(snapshot: Snapshot, lines: list[str]) -> None:
     """Rows add up to the heading, shares are of it, and so is the rate."""
     place = next(place for place, line in enumerate(lines) if re.match(r"\s*── step [0-9]", line))
@@ -244,7 +258,7 @@ UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, 
 @given(planted())
 def test_lines_of_a_headless_run_agree(run: Planted) -> None:
     snapshot = run.snapshot()
-    line, lines = progress_line(snapshot), summary(snapshot, None, "runs/one")
+    line, lines = progress_line(snapshot), summary(snapshot, None, "runs/one", diagnose(snapshot))
     rates = [re.findall(r"([0-9.,]+) steps/s", part) for part in (line, *lines)]
     assert len({value for found in rates for value in found}) == 1
     shares = next(part for part in lines if part.startswith("recent steps by phase"))

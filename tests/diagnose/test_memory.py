@@ -92,6 +92,18 @@ def test_without_a_holder_the_live_tensors_that_take_most_are_told() -> None:
     assert not any("live tensors" in item.text for item in held.evidence)
 
 
+def test_graphs_are_not_weighed_and_belong_to_what_holds_them() -> None:
+    """A list of losses is small; the graph of each loss is not."""
+    losses = replace(HISTORY, bytes=200 * 76, graphs=True)
+
+    def title(kept_steps: int, holder: Holder = losses) -> str:
+        return run(GROWS, looked(holder), window={"kept_steps": kept_steps}).named("leak").title
+
+    assert "held by list `history`" in title(240)
+    assert "history" not in title(240, replace(losses, graphs=False))
+    assert "history" not in title(0)
+
+
 def test_two_looks_are_asked_for_when_memory_grows() -> None:
     assert wants_look(run(GROWS).state().snapshot())
     assert not wants_look(run([400 * MB] * 12).state().snapshot())

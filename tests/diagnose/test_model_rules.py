@@ -9,6 +9,7 @@ import pytest
 from planted_runs import NVML, Planted, healthy, operation, profiled, script, worked
 
 from ndd_console.words.run import loss_text, summary
+from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import MarkEvent, NotFiniteEvent
 
 TABLE = ("Net.encoder.table", "Embedding", 1_000_000, 64, 512, 0.95, "Adam")
@@ -78,6 +79,20 @@ def test_a_function_that_is_compiled_no_more_is_told_however_short_the_compilati
     slow = healthy(data_wait=8.0)
     assert script(marks=[recompiled(0.01, limit=True)], phases=slow).verdict().cause == "recompile"
     assert script(marks=[recompiled(1.5)], phases=slow).verdict().cause == "data-wait"
+
+
+def test_recompilation_in_each_of_few_steps_is_told_before_anything_else_can_be() -> None:
+    few: dict[str, Any] = {
+        "windows": 1,
+        "steps": 6,
+        "wobble": 0.0,
+        "phases": {"forward": 6000.0, "backward": 10.0},
+    }
+    mark = replace(recompiled(5.0), data={**recompiled(5.0).data, "graphs": 1})
+    found = script(marks=[mark] * 6, **few).verdict()
+    assert found.cause == "recompile" and "83 % of the time" in found.title
+    # One that is made for another shape is usual.
+    assert "recompile" not in script(marks=[mark], **few).causes()
 
 
 # Dense gradients of tables.
@@ -178,7 +193,9 @@ def test_skipped_updates_say_what_was_not_finite_first(
 def test_a_loss_that_is_not_finite_is_the_first_finding_and_the_first_line() -> None:
     snapshot = Planted(window={"bad_loss": ("NaN", 40, 28, 0.7, 0.6)}).snapshot()
     assert loss_text(snapshot) == "loss NaN since about step 40"
-    assert summary(snapshot, None, "runs/it")[0].startswith("finding: the loss is NaN since about step 40; ")
+    assert summary(snapshot, None, "runs/it", diagnose(snapshot))[0].startswith(
+        "finding: the loss is NaN since about step 40; "
+    )
     exact = Planted(window={"bad_loss": ("infinite", 40, 39, 0.7, 0.6)}).snapshot()
     assert loss_text(exact) == "loss infinite since step 40"
     grown = Planted(window={"bad_loss": ("NaN", 40, 39, 4.5e9, 2.3)}).verdict()

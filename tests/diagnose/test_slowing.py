@@ -29,10 +29,11 @@ def slowing(
     planted: Planted | None = None,
     phase: str = "forward",
     cause: str = "slowing",
+    host: dict[str, Any] | None = None,
 ) -> Finding | None:
     """The finding with this cause of a run with these step times by window.
 
-    functions: window -> a profiled step after it.
+    functions: window -> a profiled step after it. host: of a sample after each window.
     """
     state, profiled = RunState(), dict(functions)
     for t, event in (planted or Planted(windows=0)).events():
@@ -46,6 +47,8 @@ def slowing(
         }
         window = records.window(50 * (index + 1), 50, ns * 50, phases=phases, items=50 * items(index))
         state.fold(float(index), window)
+        if host is not None:
+            state.fold(float(index), SampleEvent(None, host))
         if index in profiled:
             state.fold(float(index), profiled[index])
     return next((one for one in diagnose(state.snapshot()) if one.cause == cause), None)
@@ -168,6 +171,29 @@ def test_other_programs_that_take_the_cores_are_not_the_fault_of_the_script() ->
         run = Planted(grows={"forward": grows}, windows=24, host=busy)
         assert ("slowing" in run.causes()) == (grows > 1)
         assert "slowing" in replace(run, host=None).causes()
+
+
+def test_beside_other_programs_a_profiled_step_blames_no_function_for_a_small_rise() -> None:
+    """Both profiled steps were interrupted by other programs, in different functions."""
+
+    def unsteady(upwards: float) -> Callable[[int], float]:
+        chance = random.Random(2)
+        return lambda index: 10 + upwards * index / WINDOWS + chance.uniform(0, 10)
+
+    steps = (3, profile(200, 1.0)), (170, profile(8550, 29.0))
+    stress = cores(2.0, 1.0, neighbours=[{"pid": 7, "name": "stress", "cores": 0.9}])
+    alone = slowing(unsteady(4.0), *steps, host=cores(1.0, 1.0))
+    assert alone is not None and "remember" in alone.title
+    assert slowing(unsteady(4.0), *steps, host=stress) is None
+    assert slowing(unsteady(20.0), *steps, host=stress) is not None
+
+
+def test_the_newest_profiled_step_explains_the_rise_until_then() -> None:
+    """From 10 to 40 ms; at the profiled step it was 25 ms."""
+    found = slowing(steadily, (3, profile(200, 1.0)), (90, profile(4550, 15.0)))
+    assert found is not None and "where remember takes longer" in found.title
+    early = slowing(steadily, (3, profile(200, 1.0)), (90, profile(4550, 5.0)))
+    assert early is not None and "remember" not in early.title
 
 
 @pytest.mark.parametrize(

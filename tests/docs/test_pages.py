@@ -31,7 +31,7 @@ FOLDERS = ("engine", "tui", "profiles", "docs", "screenshots", "benchmarks", "qa
 LINES, WORDS = 700, 40  # of a file, of a sentence
 # Names of classes that two modules have: most are the same idea in the observer, the engine or the console.
 SHARED = {
-    "Captures", "Change", "Column", "Draft", "Entry", "Facts", "Finite", "Interval", "Key", "Line", "Lines", "Look",
+    "Captures", "Change", "Column", "Draft", "Entry", "Facts", "Finite", "Interval", "Key", "Line", "Look",
     "Memory", "Moment", "NddCallback", "Observed", "OutputLog", "Place", "Reader", "Recording", "Requests", "Result",
     "Script", "Section", "Signals",
 }  # fmt: skip

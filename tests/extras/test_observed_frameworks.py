@@ -16,7 +16,10 @@ from typing import Any
 import pytest
 
 from ndd_engine.record.events import MarkEvent, RunEvent, ScalarsEvent, WindowEvent, parse
+from ndd_engine.record.rundir import RunDir
 from ndd_watch import FOLDER, SITE
+from tests.diagnose.kinds_of_runs import EVERYTHING, OFTEN, check
+from tests.records import events_of
 from tests.torch_exit import ABORTED
 
 from .test_extras import need
@@ -125,6 +128,16 @@ def test_steps_phases_evaluations_and_losses(theirs: Path, tmp_path: Path, name:
         logged = [event.step for event in events if isinstance(event, ScalarsEvent) and loss in event.values]
         assert logged == [5, 10, 15]
         assert windows[-1].epoch == epochs - 1
+        # Each epoch ends with an evaluation; the next one still waits for its first batch.
+        assert sum(event.passes for event in windows) == epochs - 1
+
+
+@pytest.mark.long
+def test_lightning_has_the_facts_of_its_kind(theirs: Path, tmp_path: Path) -> None:
+    need("lightning")
+    console = (sys.executable, "-m", "ndd_console", "run", "--headless", "--run", "it", "--")
+    execute(tmp_path, *console, theirs, EVERYTHING, "lightning", **OFTEN, OMP_NUM_THREADS="1")
+    check("framework", events_of(RunDir(tmp_path / "runs" / "it")))
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, parse
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.script.follower import folded
 from ndd_engine.script.records import Records
 from ndd_engine.train.request import RunRequest
@@ -41,7 +41,7 @@ def recorded(step: Callable[[PhaseClock], None], times: int = 3) -> KernelsEvent
     recording.begin()
     for _ in range(times):
         step(clock)
-        recording.measured += 1
+        recording.step_ended()
     event = recording.end(times)
     assert event.busy_ns + sum(event.idle_ns.values()) == event.wall_ns
     return event

@@ -22,8 +22,8 @@ from qa.gpu.ranks import RANKS, STRATEGIES, launched, trace
 from tests.waiting import LIMIT_S, until
 
 from ndd_engine.predict.rank_memory import pretended
-from ndd_engine.record.channel import send
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.run.channel import send
 
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 pytestmark = pytest.mark.skipif(GPUS < RANKS, reason=f"needs two CUDA GPUs; torch sees {GPUS}")

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.model_work import ELSEWHERE, IN_LOSS, OTHER, Watched, model_work
-from ndd_engine.measure.module_times import module_names, runs_compiled
+from ndd_engine.measure.module_times import runs_compiled, shown_names
 from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.measure.timeline import TraceEvent
 from ndd_engine.record.event import ModuleTime
@@ -112,7 +112,8 @@ class Net(nn.Module):
 
 
 def test_equal_blocks_have_one_name() -> None:
-    names = dict.fromkeys(module_names(Net()))
+    named = Net().named_modules()
+    names = dict.fromkeys(shown_names([(name, type(module).__name__) for name, module in named]))
     assert list(names) == [
         ("Net", "Net"), ("blocks", "ModuleList"), ("blocks.*", "Block"), ("blocks.*.up", "Linear"),
         ("blocks.*.down", "Linear"), ("head", "Sequential"), ("head.0", "LayerNorm"), ("head.1", "Linear"),

@@ -108,7 +108,6 @@ def _threads() -> Iterator[None]:
 def test_the_event_is_that_of_an_own_run_and_the_script_is_the_same(
     plain: tuple[Path, Ran, Ran], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("KINETO_LOG_LEVEL", "99")  # the own run sets it, and later scripts would inherit it
     monkeypatch.syspath_prepend(str(SUBJECTS))
     folder, bare, found = plain
     assert found.errors == bare.errors == ""

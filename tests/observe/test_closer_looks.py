@@ -25,7 +25,7 @@ from ndd_watch import profiler as asides
 from ndd_watch import slowing
 from ndd_watch.clock import CHECKPOINT, EVALUATE
 from ndd_watch.looks import Looks
-from ndd_watch.profiler import MOST_NS, Asides, StepProfiler
+from ndd_watch.profiler import MOST_NS, Allowance, Asides, StepProfiler
 from ndd_watch.slowing import Sizes, Slowing, Tables, denormals, shares, slower
 
 LOOKS = Looks(torch)
@@ -91,6 +91,31 @@ def test_of_a_step_the_model_is_no_call_and_of_an_evaluation_it_is_one_with_its_
     found = calls(evaluate, "evaluate")
     assert "torch.cat" in found and found["torch.cat"][5] == 30
     assert "forward" in {row[7] for row in found.values()}
+
+
+def loses() -> None:
+    x, y = torch.ones(256, 256, requires_grad=True), torch.zeros(256, dtype=torch.long)
+    for _ in range(30):
+        functional.cross_entropy(x, y)
+        json.dumps(LONG[:20])
+
+
+def test_a_loss_that_no_module_computes_is_the_model_and_a_call_of_another_library_is_not() -> None:
+    found = calls(loses)
+    assert "dumps" in found and not any("cross_entropy" in name for name in found)
+
+
+def test_closer_looks_wait_until_their_cost_is_a_small_part_of_the_time() -> None:
+    """With a profiled step every 30 s, all looks together may take 2 % of the time, and 0.1 s at once."""
+    allowance, second = Allowance(30 * 10**9), 10**9
+    assert allowance.due(5 * second) == 5 * second  # the first look begins at once
+    allowance.add(second // 20)
+    assert allowance.due(6 * second) == 6 * second
+    allowance.add(second // 4)
+    assert allowance.due(6 * second) == 15 * second
+    allowance.add(-second)  # a step that was shorter than usual gives nothing back
+    assert allowance.due(6 * second) == 15 * second
+    assert allowance.due(20 * second) == 20 * second
 
 
 @pytest.fixture

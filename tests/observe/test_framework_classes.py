@@ -60,8 +60,8 @@ def test_numbers_of_hugging_face() -> None:
     )
     metrics = {"eval_loss": 1.0, "eval_runtime": 2.0, "eval_samples_per_second": 5.0, "eval_accuracy": 0.5}
     callback.on_evaluate(args, state, None, metrics={**metrics, "epoch": 2})
-    assert [kind for kind, _ in told] == ["totals", "epoch", "scalars", "evaluation"]
-    totals, epoch, scalars, evaluation = (body for _, body in told)
+    assert [kind for kind, _ in told] == ["totals", "epoch", "scalars", "evaluated", "evaluation"]
+    totals, epoch, scalars, _, evaluation = (body for _, body in told)
     assert totals == {
         "framework": "transformers", "earlier": 7, "total_steps": 50, "epochs": 0, "obeys": ["checkpoint"],
     }  # fmt: skip
@@ -80,11 +80,13 @@ def test_metrics_of_a_validation_of_lightning() -> None:
     callback.on_validation_start(trainer, None)
     trainer.callback_metrics |= {"size": 2.5, "score": 0.25}
     callback.on_validation_end(trainer, None)
-    assert told[0] == ("evaluation", {"lower": False, "metrics": {"score": 0.25, "size": 2.5}})
-    assert list(told[0][1]["metrics"]) == ["score", "size"]
+    over, told_metrics, _ = told
+    assert over == ("evaluated", {})
+    assert told_metrics == ("evaluation", {"lower": False, "metrics": {"score": 0.25, "size": 2.5}})
+    assert list(told_metrics[1]["metrics"]) == ["score", "size"]
     trainer.sanity_checking = True
     callback.on_validation_end(trainer, None)
-    assert len(told) == 2
+    assert [kind for kind, _ in told[3:]] == ["evaluated"]
 
 
 @pytest.mark.parametrize(("strategy", "evaluates"), [("epoch", True), ("no", False)])

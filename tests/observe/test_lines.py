@@ -6,7 +6,7 @@ import sys
 import threading
 from typing import Any
 
-from ndd_watch.lines import Lines
+from ndd_watch.lines import HeardLines
 from ndd_watch.mapped import FUNCTION_BEGINS, FUNCTION_ENDS, LINE_BEGINS
 
 
@@ -23,7 +23,7 @@ def outer() -> float:
 
 def heard(work: Any, thread: bool = False) -> list[tuple[int, str, int]]:
     """(what it is, function, line) of the marks while something runs."""
-    lines, places = Lines(), {}  # type: ignore[var-annotated]
+    lines, places = HeardLines(), {}  # type: ignore[var-annotated]
     assert lines.begin(ours=True)
     if thread:
         other = threading.Thread(target=work)
@@ -58,7 +58,7 @@ def test_a_trace_function_of_the_script_has_precedence() -> None:
         return None
 
     before = sys.gettrace()
-    lines = Lines()
+    lines = HeardLines()
     try:
         sys.settrace(theirs)
         begun = lines.begin(ours=True)
@@ -75,7 +75,7 @@ def test_one_that_the_script_sets_meanwhile_stays() -> None:
     def theirs(_frame: Any, _event: str, _value: Any) -> Any:
         return None
 
-    lines = Lines()
+    lines = HeardLines()
     assert lines.begin(ours=True)
     ours = sys.gettrace()
     try:

@@ -20,7 +20,7 @@ import torch
 from tests.waiting import LIMIT_S
 
 from ndd_engine.measure import stalls
-from ndd_engine.run import Control, StopNow
+from ndd_engine.run.control import Control, StopNow
 from ndd_engine.train.parallel.hang import Note, StackRequests, parsed, place, stack_of, verdict, waiting_in
 from ndd_engine.train.parallel.rank_place import (
     Cause,

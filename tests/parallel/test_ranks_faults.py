@@ -22,9 +22,9 @@ from tests.states import equal
 from tests.tiers import few
 from tests.waiting import LIMIT_S, until
 
-from ndd_engine.record.channel import send
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.run.channel import send
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 # No evaluations and few checkpoints.

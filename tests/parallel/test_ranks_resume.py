@@ -25,7 +25,7 @@ from tests.tiers import few
 from ndd_engine.config import read
 from ndd_engine.record.events import Event, MarkEvent, RanksEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.train.checkpoint import CheckpointStore, rank_entry
 from ndd_engine.train.checkpoint_tensors import EntryReader
 from ndd_engine.train.parallel.world import FLIGHT_RECORDER

@@ -345,6 +345,13 @@ def test_evaluations_and_checkpoints_to_come_count_at_their_measured_time() -> N
     assert found.without == ()
 
 
+def test_of_a_run_of_unknown_length_what_was_measured_is_told() -> None:
+    state = folded(run_event(total_steps=0), *steps(1, 200), *evaluation(200, 8.0), *checkpoint(200, 1.0))
+    body = figures(state.snapshot())
+    assert (body["evaluation_s"], body["checkpoint_s"]) == (pytest.approx(8.0), pytest.approx(1.0))
+    assert state.snapshot().left.seconds is None
+
+
 def test_what_was_not_measured_yet_is_named_and_left_out() -> None:
     run = run_with({"every_steps": 100}, {"at_end": True})
     found = left(run, *steps(1, 50))

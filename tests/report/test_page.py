@@ -16,7 +16,7 @@ from ndd_console.report import sections
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_console.view.rows import cells
-from ndd_console.words.blocks import Lines, Stack, Table
+from ndd_console.words.blocks import Curves, Stack, Table
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import (
     Change,
@@ -289,7 +289,7 @@ def test_a_gap_in_the_record_is_a_gap_in_the_plots(tmp_path: Path) -> None:
     middle = {int(seconds / stack.width_s) for seconds in (50, 60, 70)}
     assert not middle & set(stack.slots)
     loss = found["Loss"]
-    assert isinstance(loss, Lines)
+    assert isinstance(loss, Curves)
     assert not any(a[0] < 45 and b[0] > 75 for piece in loss.lines[0].pieces for a, b in pairwise(piece))
 
 

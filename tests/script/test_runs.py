@@ -1,6 +1,6 @@
 """`ndd-console run` with real scripts: status, output, signals, record, hangs, and what the diagnosis says of it.
 
-What the rules say of each kind of run is tested in tests/diagnose/test_causes.py.
+What the rules say of each kind of run is tested in tests/diagnose/test_kinds_of_runs.py.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ndd_engine.record.events import (
     StallEvent,
     WindowEvent,
 )
-from ndd_engine.script import records
+from ndd_engine.script import stack_samples
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -465,7 +465,7 @@ def test_the_phase_of_a_stack_is_that_of_the_outermost_function_that_has_one() -
     loop, item = frame("<module>", "/home/me/train.py"), frame("__getitem__", "/home/me/data.py")
     call = frame("_wrapped_call_impl", f"{torch}/nn/modules/module.py")
     loader = frame("__next__", f"{torch}/utils/data/dataloader.py")
-    assert records.phase_of([call, item, loader, loop], set()) == "data_wait"
-    assert records.phase_of([item, call, loop], set()) == "forward"
-    assert records.phase_of([item, loop], set()) == "other"
-    assert records.phase_of([call, item, loop], {("/home/me/data.py", "__getitem__")}) == "data_wait"
+    assert stack_samples.phase_of([call, item, loader, loop], set()) == "data_wait"
+    assert stack_samples.phase_of([item, call, loop], set()) == "forward"
+    assert stack_samples.phase_of([item, loop], set()) == "other"
+    assert stack_samples.phase_of([call, item, loop], {("/home/me/data.py", "__getitem__")}) == "data_wait"

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from ndd_engine.errors import UsageError
 from ndd_engine.record.file import load_state
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.script.command import Command
 from ndd_engine.script.edits import (
     edit_of,

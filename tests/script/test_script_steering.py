@@ -25,12 +25,12 @@ from tests.waiting import LIMIT_S, contains, lives, until
 from ndd_console.__main__ import status_of
 from ndd_engine.errors import UsageError
 from ndd_engine.measure.model_work import ELSEWHERE, OTHER
-from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, RunEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
 from ndd_engine.recordings.recorded_files import read_trace
-from ndd_engine.run import Control
+from ndd_engine.run.channel import send
+from ndd_engine.run.control import Control
 from ndd_engine.script.follower import Captures
 from ndd_engine.script.records import Process
 from ndd_engine.script.script_run import Steering

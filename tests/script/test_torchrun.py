@@ -19,10 +19,10 @@ from script_help import events as events_of
 from tests.torch_exit import ABORTED
 from tests.waiting import LIMIT_S, contains, until
 
-from ndd_engine.record.channel import send
 from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, RanksEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
+from ndd_engine.run.channel import send
 
 # FAULT: seconds of an item's decoding on rank 1. Further settings come from the environment.
 SCRIPT = """

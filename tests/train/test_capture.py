@@ -14,10 +14,10 @@ from train_help import ENDLESS, EVERY_STEP, OWN, Result, Trainer, Written, spoil
 from ndd_engine.errors import UsageError
 from ndd_engine.measure import capture as bursts
 from ndd_engine.measure.capture import ProfilerCapture
-from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, KernelsEvent, WindowEvent
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.run import Run
+from ndd_engine.run.channel import send
+from ndd_engine.run.run import Run
 
 
 def steps(count: int) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from train_help import EVERY_STEP, IMPORTS, Trainer, Written
 from ndd_engine.config import Config, read
 from ndd_engine.config.schema import EvaluateSection
 from ndd_engine.record.events import ScalarsEvent, TextsEvent
-from ndd_engine.run import StopNow
+from ndd_engine.run.control import StopNow
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.checkpoint_state import random_state
 from ndd_engine.train.data.loader import EvalBatches

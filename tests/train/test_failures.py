@@ -28,10 +28,10 @@ from train_help import ENDLESS, EVERY_STEP, Trainer
 from ndd_engine.config import read
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import Event, WindowEvent
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.train.data import loader as workers_module
 from ndd_engine.train.data.loader import Batches
-from ndd_engine.train.failures import explain, smaller_batch
+from ndd_engine.train.failures import explain, less_memory
 from ndd_engine.train.loop import Loop
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.factory_data import prepare
@@ -100,7 +100,7 @@ def test_out_of_memory_says_what_filled_it_and_which_batch_is_next(tmp_path: Pat
 
 @given(st.integers(1, 4096), st.integers(1, 64))
 def test_the_smaller_batch_is_smaller_and_the_step_the_same(micro: int, accumulation: int) -> None:
-    text = smaller_batch(config_of(f"batch.micro={micro}", f"batch.accumulation={accumulation}"))
+    text = less_memory(config_of(f"batch.micro={micro}", f"batch.accumulation={accumulation}"))
     found = re.search(r"batch\.micro=(\d+) --set batch\.accumulation=(\d+)", text)
     if micro == 1:
         assert found is None

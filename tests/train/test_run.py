@@ -19,10 +19,10 @@ from ndd_engine.config import read
 from ndd_engine.errors import ConfigError, MachineError, UsageError
 from ndd_engine.hardware.detect import Nvml
 from ndd_engine.record import file as record_file
-from ndd_engine.record.channel import send
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, WindowEvent, parse
 from ndd_engine.record.rundir import RunLock
-from ndd_engine.run import Run
+from ndd_engine.run.channel import send
+from ndd_engine.run.run import Run
 from ndd_engine.train import request as request_module
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.request import RunRequest

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from train_help import ENDLESS, EVERY_STEP, OWN, Trainer, Written, spoiled
 
 from ndd_engine.record.events import WorkEvent
-from ndd_engine.run import StopNow
+from ndd_engine.run.control import StopNow
 from ndd_engine.train.settings import rounds_to_tf32
 from ndd_engine.train.step.stepper import Stepper
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,12 @@ import pytest
 import torch
 
 from ndd_engine.hardware.process_state import ProcessState, Waiting
-from ndd_engine.measure import reporting
+from ndd_engine.measure import process_watch, reporting, trainer_watch
 from ndd_engine.measure.phase_clock import PhaseClock
-from ndd_engine.measure.reporting import TrainerWatch, TrainingThread
 from ndd_engine.measure.stalls import Frame, Stalls, Standing, explained
+from ndd_engine.measure.trainer_watch import PreparationWatch, TrainerWatch, TrainingThread
 from ndd_engine.record.event import NO_HANGS, OVER
-from ndd_engine.record.events import DeathEvent, StallEvent
+from ndd_engine.record.events import DeathEvent, Event, StageEvent, StallEvent
 from ndd_watch.looks import own
 
 TORCH = "/x/lib/python3.11/site-packages/torch"
@@ -152,12 +154,44 @@ def test_a_stall_is_told_again_when_it_has_doubled_and_when_it_is_over(
 
 
 def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporting, "PERIOD_S", 0.01)
+    monkeypatch.setattr(trainer_watch, "PERIOD_S", 0.01)
     watch = TrainerWatch(TrainingThread(PhaseClock(), lambda: 0), lambda event: None, lambda: False)
     watch.start()
     watch.stop()
     watch.stop()
     assert "ndd-watch" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_what_hangs_before_the_first_step_is_told_and_that_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch, hangs: bool
+) -> None:
+    monkeypatch.setattr(trainer_watch, "PERIOD_S", 0.02)
+    monkeypatch.setattr(process_watch, "Stalls", partial(Stalls, 0.3))
+    monkeypatch.setattr("ndd_engine.measure.stalls.moved_bytes", lambda pid: 0)
+    monkeypatch.setattr("ndd_engine.measure.stalls.children_of", lambda pid: iter(()))
+    told: list[Event] = []
+    found = threading.Event()
+
+    def put(event: Event) -> None:
+        told.append(event)
+        if isinstance(event, StallEvent):
+            found.set()
+
+    with PreparationWatch(put, lambda: not hangs) as watch:
+        watch.put(StageEvent("prepare", "reading the data"))
+        assert found.wait(10.0 if hangs else 0.5) == hangs
+        watch.put(StageEvent("prepare", "moving the model to the device"))
+    stalls = [event for event in told if isinstance(event, StallEvent)]
+    assert [event.kind for event in stalls] == ["waits", OVER] * hangs
+    assert not hangs or ("in the preparation" in stalls[0].text and "test_stalls.py" in stalls[0].text)
+    # A run that ends in a hang keeps it.
+    told.clear()
+    found.clear()
+    with suppress(KeyboardInterrupt), PreparationWatch(put, lambda: not hangs):
+        assert found.wait(10.0 if hangs else 0.5) == hangs
+        raise KeyboardInterrupt
+    assert not any(isinstance(event, StallEvent) and event.kind == OVER for event in told)
 
 
 ENGINE = Path(reporting.__file__).parents[1]

@@ -24,7 +24,7 @@ from tests.states import Bomb, equal
 from torch import nn
 
 from ndd_engine.errors import CheckpointError
-from ndd_engine.run import Control, StopNow
+from ndd_engine.run.control import Control, StopNow
 from ndd_engine.train import checkpoint
 from ndd_engine.train.checkpoint import MANIFEST, CheckpointStore, Saved, newest_good
 from ndd_engine.train.checkpoint_state import finite_buffers, not_finite, random_state, unloadable

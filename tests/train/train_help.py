@@ -19,7 +19,7 @@ from ndd_engine.config import read
 from ndd_engine.record.events import EndEvent, Event, MarkEvent, RunEvent, SettingEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.training_run import TrainingRun

@@ -312,7 +312,7 @@ def test_stopped_it_gives_the_claims_that_were_measured() -> None:
     bench = Constant(trial("faster", 2.5))
 
     def tell(state: Any) -> None:
-        if state.results:
+        if state.rows:
             stop.set()
 
     found = run_claims(chosen(["A3", "A4", "A5"]), 5.0, tell, stop, bench, nothing, BIG)

@@ -16,10 +16,10 @@ from tests.waiting import until
 from trial_help import ended_run, live_run
 
 from ndd_engine.errors import RunLockedError, UsageError
-from ndd_engine.record.channel import MAX_LINE, ControlServer, send
 from ndd_engine.record.events import MarkEvent, StageEvent, TrialEvent, parse
 from ndd_engine.record.rundir import RunDir, RunLock
-from ndd_engine.run import Run
+from ndd_engine.run.channel import MAX_LINE, ControlServer, send
+from ndd_engine.run.run import Run
 from ndd_engine.trial.outcome import Base
 from ndd_engine.trial.trial import alone, held, record_trial, to_pause
 

@@ -181,3 +181,18 @@ def test_a_stop_keeps_what_is_known() -> None:
     assert any(
         line.startswith("4 ranks") and "n/a" in line for line in lines(scaling_blocks(state, "x.toml"))
     )
+
+
+def test_a_trial_that_cannot_begin_ends_it_with_what_is_known() -> None:
+    bench = Bench({"parallel.ranks=2": two()})
+
+    def measure(request: Any, tell: Any, stop: Any) -> TrialEvent:
+        if "parallel.ranks=4" in request.sets:
+            raise UsageError("no such device")
+        return bench(request, tell, stop)
+
+    request = ScalingRequest(Base("x.toml", sets=SETS), (1, 2, 4))
+    state = run_scaling(request, measure=measure, machine=machine(cores=4))
+    assert state.failed == "4 ranks: no such device" and state.rows[1].efficiency is not None
+    with pytest.raises(UsageError, match="no such device"):
+        run_scaling(replace(request, counts=(1, 4)), measure=measure, machine=machine(cores=4))

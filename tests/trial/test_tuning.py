@@ -26,6 +26,7 @@ from ndd_engine.record.rundir import RunDir
 from ndd_engine.script import trials
 from ndd_engine.script.edits import Edit
 from ndd_engine.script.script_tuning import candidates_for, tune_script
+from ndd_engine.trial.campaign import Campaign
 from ndd_engine.trial.outcome import Base, TrialRequest
 from ndd_engine.trial.tuning import Tuning, TuningRow, TuningState, place_of, run_tuning, trained
 from ndd_watch.changes import Place, candidates
@@ -74,7 +75,7 @@ def test_the_ratio_to_the_start_is_measured_and_not_multiplied() -> None:
     ]  # fmt: skip
     assert all(request.base.sets == () for request in against_start)
     assert state.final is not None and state.final.ratio == 3.5
-    assert "3.5x" in state.text and "3.43 to 3.57" in state.text
+    assert "3.50x" in state.text and "3.43 to 3.57" in state.text
 
 
 def test_a_kept_setting_that_the_final_comparison_does_not_confirm_is_dropped() -> None:
@@ -175,7 +176,8 @@ def test_other_backends_of_attention_are_tried(
     workload: str, gpu: bool, sets: tuple[str, ...], tried: list[str]
 ) -> None:
     here = Place(gpu=gpu, cores=2, capability=(9, 0))
-    found = candidates(trained(here, read(None, sets, workload).resolve()))
+    draft = read(None, sets, workload)
+    found = candidates(trained(here, draft.resolve(), draft.model))
     names = [one.sets for one in found if one.name.startswith("attention") and not one.missing]
     assert names == [(f"speed.attention={name}",) for name in tried]
 
@@ -232,11 +234,28 @@ def test_larger_micro_batches_keep_the_effective_batch_and_end_when_memory_runs_
     assert (config.batch.micro, config.batch.accumulation, config.batch.items) == (2, 4, 8)
 
 
+def test_a_file_says_what_a_model_of_ones_own_has(tmp_path: Path) -> None:
+    file = tmp_path / "mine.toml"
+    text = '[workload]\nname = "mine:factory"\n[run]\nepochs = 1\n[tuning]\nmodel = ["{}"]\n'
+
+    def missing(has: str) -> set[str]:
+        file.write_text(text.format(has))
+        draft = read(file)
+        found = candidates(trained(Place(gpu=True, cores=2, capability=(9, 0)), draft.resolve(), draft.model))
+        return {one.name for one in found if one.missing} & {"attention", "channels-last", "cache"}
+
+    assert missing("convolutions") == {"attention"} and missing("attention") == {"channels-last"}
+    assert missing("in memory") == {"attention", "channels-last", "cache"}
+    with pytest.raises(ConfigError, match="unrolled"):
+        missing("recurrent")
+
+
 @pytest.mark.parametrize("workload", ["antispoof", "chartext", "finetune", "eeg", "summarise"])
 def test_every_candidate_is_the_same_training(workload: str) -> None:
     plain = ("precision.amp=off", "precision.tf32=false")
-    config = read(None, plain, workload).resolve()
-    for candidate in candidates(trained(Place(gpu=True, cores=16, capability=(9, 0)), config)):
+    draft = read(None, plain, workload)
+    config, here = draft.resolve(), Place(gpu=True, cores=16, capability=(9, 0))
+    for candidate in candidates(trained(here, config, draft.model)):
         try:
             changed = read(None, (*plain, *candidate.sets), workload).resolve()
         except ConfigError:
@@ -257,7 +276,9 @@ def test_a_cpu_without_bf16_does_not_try_it(tmp_path: Path, text: str, has: bool
     flags.write_text(text)
     place = place_of(machine(), flags)
     assert place.bf16 is has
-    found = {item.name: item for item in candidates(trained(place, read(workload="eeg").resolve()))}
+    found = {
+        item.name: item for item in candidates(trained(place, read(workload="eeg").resolve(), frozenset()))
+    }
     assert bool(found["bf16"].missing) is (has is False)
 
 
@@ -334,7 +355,7 @@ def test_what_was_not_confirmed_is_not_in_the_result(failed: bool) -> None:
     state = tune(Bench(results, after), stop=stop)
     assert state.stopped and kept(state) == ["gather"]
     assert is_so(state, "threads-1", "skipped", "not confirmed")
-    assert "kept by tune: 3x" in state.toml and state.toml.count("kept by tune") == 1
+    assert "kept by tune: 3.00x" in state.toml and state.toml.count("kept by tune") == 1
 
 
 def test_a_change_of_the_arithmetic_is_not_kept_without_its_losses() -> None:
@@ -453,7 +474,7 @@ def of_script(folder: Path) -> tuple[RunDir, RunEvent]:
 
 
 def tuned(folder: Path, bench: Bench) -> tuple[TuningState, Edit | None]:
-    tuning = Tuning(9.0, (), lambda _: None, threading.Event(), bench)
+    tuning = Tuning(Campaign(TuningState(), lambda _: None, threading.Event(), 9.0, bench))
     return tune_script(*of_script(folder), (), HERE, tuning)
 
 

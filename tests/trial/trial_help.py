@@ -8,15 +8,18 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+import pytest
 from tests.waiting import children, lives, until
 
+from ndd_engine.child import Json, Tick
 from ndd_engine.config import read
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.training_run import TrainingRun
 from ndd_engine.trial.outcome import Base, Progress, TrialRequest
+from ndd_engine.trial.sides import Budget, Trained
 from ndd_engine.trial.trial import run_trial
 
 SOURCE = '''
@@ -25,15 +28,22 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+class Clock:
+    """Of this process, in place of time.perf_counter: it goes on only with what is planted, by so many seconds."""
+    now = time.perf_counter()
+
+def pass_time(seconds):
+    Clock.now += seconds
+
 class Pairs(Dataset):
     """Points of a line; each item takes `sleep` seconds to make."""
-    def __init__(self, count, sleep):
-        self.count, self.sleep = count, sleep
+    def __init__(self, count, sleep, wait):
+        self.count, self.sleep, self.wait = count, sleep, wait
     def __len__(self):
         return self.count
     def __getitem__(self, index):
         if self.sleep:
-            time.sleep(self.sleep)
+            self.wait(self.sleep)
         x = torch.full((3,), index / self.count)
         return x, x.sum()
 
@@ -60,8 +70,13 @@ def loss(output, batch):
     return nn.functional.mse_loss(output.squeeze(1), batch[1])
 
 def factory(settings):
-    data = Pairs(settings.option("count", 64), settings.option("sleep", 0.0))
-    return dict(model=Net(settings.option("fault", "")), train_data=data, loss=loss)
+    """With `step`, a step takes so many seconds of the clock of this process, besides its items."""
+    step, model, wait = settings.option("step", 0.0), Net(settings.option("fault", "")), time.sleep
+    if step:
+        time.perf_counter, wait = lambda: Clock.now, pass_time
+        model.register_forward_pre_hook(lambda *_: pass_time(step))
+    data = Pairs(settings.option("count", 64), settings.option("sleep", 0.0), wait)
+    return dict(model=model, train_data=data, loss=loss)
 '''
 # One epoch of tiny batches takes milliseconds; the thread leaves the other core to the trial.
 BASE = """
@@ -100,6 +115,25 @@ def measured(
     # The server of loader workers ends once it reads that its process is gone.
     until(lambda: children() <= before, "a process was left behind")
     return event
+
+
+def with_lengths(monkeypatch: pytest.MonkeyPatch, *step_s: float) -> None:
+    """The processes of a trial train, and a step of the baseline and of the candidate is said to take so long.
+
+    Nothing else takes time of the budget.
+    """
+    really, spent_s = Trained._ask, [0.0]
+
+    def ask(self: Trained, command: Json, limit_s: float, tick: Tick) -> list[Json]:
+        found = really(self, command, limit_s, tick)
+        if command["do"] == "train":
+            length_s = command["steps"] * step_s[command["side"]]
+            spent_s[0] += length_s
+            found = [{**each, "seconds": length_s, "waited_s": 0.0} for each in found]
+        return found
+
+    monkeypatch.setattr(Trained, "_ask", ask)
+    monkeypatch.setattr(Budget, "elapsed_s", property(lambda _: spent_s[0]))
 
 
 def descendants(pid: int) -> list[psutil.Process]:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pyte
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from textual.app import App, ComposeResult
+from textual.geometry import Region
 
 from ndd_console.view.bars import interval_rows, plot_rows, progress_rows
 from ndd_console.view.live import LiveState, live_rows
-from ndd_console.view.rows import aligned, cells, cut, fit, shorten, width_of, wrap
+from ndd_console.view.rows import BLANK, aligned, cells, cut, fit, shorten, width_of, wrap
 from ndd_console.view.style import COLOUR, Row
 from ndd_console.widgets.canvas import Canvas, changes
 from ndd_engine.trial.outcome import Progress
@@ -116,6 +120,46 @@ def on_a_terminal(*sent: str) -> list[list[tuple[str, ...]]]:
     return [
         [(cell.data, cell.fg, str(cell.bold)) if cell.data != " " else () for cell in line] for line in cells
     ]
+
+
+ADDRESS = re.compile(r"\x1b\]8;;(.*?)\x1b\\")
+
+
+def addresses(sent: str) -> list[tuple[str, str]]:
+    """(text, address) of the parts of an output that are links."""
+    parts = ADDRESS.split(re.sub(r"\x1b\[[\d;]*[Hm]", "", sent))
+    return [(text, address) for address, text in zip(parts[1::2], parts[2::2], strict=True) if address]
+
+
+async def test_places_in_code_are_links_on_the_canvas(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a link that is partly the same, all cells are sent again; without links, only the cells that differ."""
+
+    class OneCanvas(App[None]):
+        def compose(self) -> ComposeResult:
+            yield Canvas(linked=True)
+
+    app = OneCanvas()
+    async with app.run_test(size=(40, 2)):
+        canvas = app.query_one(Canvas)
+        regions: list[Region] = []
+        monkeypatch.setattr(canvas, "refresh", lambda *more: regions.extend(more))
+
+        def sent(text: str, folder: str | None = "/code") -> set[tuple[str, str]]:
+            regions.clear()
+            canvas.show([fit(((text, "text"),), 40), BLANK], None if folder is None else Path(folder))
+            spans = [(one.y, one.x, one.right) for one in regions] if regions else [(0, 0, 40)]
+            return set(addresses(canvas.patch(spans)))
+
+        sent("数 at a/train.py:41")
+        address = "file:///code/b/train.py"
+        assert sent("数 at b/train.py:41") == {("b", address), ("b/train.py:41", address)}
+        assert sent("数 at b/train.py:42") == {("2", address)}
+        assert ("b/train.py:42", address) in sent("a b/train.py:42")
+        assert [part.style.link for part in canvas.render_line(0) if part.style and part.style.link] == [
+            address
+        ]
+        assert not sent("a b/train.py:42", None)
+        assert sent("a /b/train.py:42", None) == {("/b/train.py:42", "file:///b/train.py")}
 
 
 def assert_painted(old: list[Row], new: list[Row]) -> int:

@@ -12,7 +12,7 @@ from ndd_console.jobs.run_sources import AttachedSource, EngineSource
 from ndd_console.jobs.trials import RunTrials
 from ndd_engine.config import read
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.trial.outcome import Progress, TrialRequest
 from tests.trial.trial_help import live_run
 from tests.waiting import LIMIT_S, until

@@ -22,7 +22,7 @@ from ndd_console.render.text import lines
 from ndd_console.screens.home import entries
 from ndd_console.screens.pages import HelpScreen
 from ndd_console.screens.wizard import BY_SPEED, WizardScreen, ordered
-from ndd_console.words.wizard import COLUMNS
+from ndd_console.words.wizard import PROPOSAL_COLUMNS
 from ndd_engine.wizard.proposals import Answers, Measured, gpu_named, usable_bytes
 from tests import waiting
 
@@ -196,7 +196,7 @@ async def test_marking_and_sorting() -> None:
         marked = len(screen_of(pilot).marked)
         await press(pilot, "space")
         assert abs(len(screen_of(pilot).marked) - marked) == 1
-        for _ in COLUMNS:
+        for _ in PROPOSAL_COLUMNS:
             await press(pilot, "s")
         assert screen_of(pilot).column == BY_SPEED
         await press(pilot, "p")
@@ -204,7 +204,7 @@ async def test_marking_and_sorting() -> None:
 
 
 def test_proposals_that_fit_come_first_in_every_order() -> None:
-    for column in range(len(COLUMNS)):
+    for column in range(len(PROPOSAL_COLUMNS)):
         assert ordered(ROWS, column)[-1] == ROWS[2]
     assert ordered(ROWS, BY_SPEED)[0] == ROWS[5]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ndd_console.render.rows import block_rows
 from ndd_console.render.text import lines
 from ndd_console.view.rows import cells, width_of
-from ndd_console.words.blocks import COMMAND, Bars, Block, Facts, Lines, Table, Text, Time, Verdict
+from ndd_console.words.blocks import COMMAND, Bars, Block, Curves, Facts, Table, Text, Time, Verdict
 from ndd_console.words.comparison import two_compared
 from ndd_console.words.trace import memory_blocks
 from ndd_engine.recordings.snapshots import examine
@@ -104,7 +104,7 @@ def test_a_command_continues_with_a_backslash_and_a_label_that_repeats_is_left_o
 
 def test_a_plot_is_not_shown_on_a_screen() -> None:
     with pytest.raises(TypeError):
-        block_rows([Lines("loss", "plain", "", (), Time(1.0))], 80)
+        block_rows([Curves("loss", "plain", "", (), Time(1.0))], 80)
 
 
 @pytest.mark.parametrize(

@@ -195,13 +195,25 @@ def test_the_progress_of_a_trial_is_one_line() -> None:
 MB = 1 << 20
 
 
+# A way to fit, and what a budget asks for.
+WAY = {
+    "sets": ["batch.micro=5", "batch.accumulation=4"],
+    "peak_bytes": 40 * MB,
+    "step_s": 0.5,
+    "note": "slower",
+}
+BUDGET = {
+    "found": True, "levels": {"blocks.0": "all", "blocks.1": "cheap"}, "blocks": 6, "peak_bytes": 90 * MB,
+    "slower": 1.21, "refused": {"mix": "it changes its buffers"}, "why": "",
+}  # fmt: skip
 REPORT: dict[str, Any] = {
     "data": "400 samples", "device": "cuda:0", "device_reason": "the only GPU", "parameters": 1, "model": "mlp",
     "size": None, "predicted_bytes": {"total": 115 * MB, "activations": 115 * MB}, "micro_batch": 10,
     "effective_batch": 20, "memory_source": "a probe", "memory_reliable": True, "memory_why_not": "", "nearest": None,
     "fits": True, "available_bytes": 214 * MB, "retries": 0, "bytes_without_retries": 215 * MB, "step_s": 1.0,
     "step_measured": True, "epoch_s": 1.0, "steps_per_epoch": 1, "total_s": 1.0, "total_steps": 1, "ranks": 1,
-    "sharded": None, "step_doubt": "", "busy": None, "notes": [], "advice": ["loader.workers exceeds the cores"],
+    "sharded": None, "ways": [], "budget": None, "step_doubt": "", "busy": None,
+    "notes": [], "advice": ["loader.workers exceeds the cores"],
 }  # fmt: skip
 
 
@@ -218,6 +230,20 @@ def facts(**changes: Any) -> str:
         ({"retries": 1}, "1 allocator retry in"),
         ({"retries": 2}, "2 allocator retries in"),
         ({"nearest": (5, 4)}, "fits: --set batch.micro=5 --set batch.accumulation=4"),
+        (
+            {"fits": False, "ways": [WAY]},
+            "would fit: --set batch.micro=5 --set batch.accumulation=4: predicted 40.0 MiB, 500 ms a step; slower",
+        ),
+        (
+            {"budget": BUDGET},
+            "budget: 2 of 6 blocks keep less for backward; a micro-batch takes 1.21 times as long",
+        ),
+        ({"budget": BUDGET}, "except matrix products and attention: blocks.1"),
+        ({"budget": BUDGET}, "mix keeps what it needs: it changes its buffers"),
+        (
+            {"budget": {**BUDGET, "found": False, "why": "too large"}},
+            "budget: not reached: at least 90.0 MiB; too large",
+        ),
         ({"epoch_s": None, "total_s": None}, "time: n/a:"),
         ({}, "advice: loader.workers"),
         (

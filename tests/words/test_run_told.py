@@ -18,7 +18,7 @@ from ndd_console.words.run import (
     slowest,
     summary,
 )
-from ndd_engine.diagnose import Change, Finding
+from ndd_engine.diagnose import Change, Finding, diagnose
 from ndd_engine.record.events import FindingEvent, parse
 from ndd_engine.record.snapshot import Evaluation, NotFinite, Snapshot, Throughput, TimeLeft
 from tests.ui.fake_ranks import PLANTED, planted_snapshot
@@ -179,7 +179,7 @@ def test_a_finding_whose_ceiling_moves_is_one_line() -> None:
 
 
 def last_words(value: Snapshot) -> str:
-    return "\n".join(summary(value, value.end, "runs/x"))
+    return "\n".join(summary(value, value.end, "runs/x", diagnose(value)))
 
 
 def test_the_last_words_hold_the_rates_and_the_work() -> None:
@@ -215,10 +215,9 @@ def test_a_stopped_run_gives_its_reason_once_and_how_to_resume() -> None:
     assert done.startswith("done: all 10 steps\n") and "resume" not in done
 
 
-def test_the_summary_names_three_findings_with_their_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_summary_names_three_findings_with_their_commands() -> None:
     found = [FINDING, *(replace(SECOND, cause=cause, changes=()) for cause in ("gc", "log", "clip"))]
-    monkeypatch.setattr("ndd_console.words.run.diagnose", lambda snapshot: found)
-    lines = last_words(snapshot()).splitlines()
+    lines = summary(snapshot(), None, "runs/x", found)
     told = [index for index, line in enumerate(lines) if line.startswith("finding: ")]
     assert len(told) == 3
     assert ": ndd-console try charlm-001 --set loader.workers=4" in lines[told[0]]
@@ -229,7 +228,7 @@ def test_names_from_the_users_code_cannot_control_the_terminal() -> None:
     value = snapshot(run=run_event(workload="m\x1b]0;x:f", model="a\nb"), best=best)
     heard: list[str] = []
     RunProgress(heard.append).look(value)
-    assert all(line.isprintable() for line in (*heard, *summary(value, None, "runs/\x9bx")))
+    assert all(line.isprintable() for line in (*heard, *summary(value, None, "runs/\x9bx", diagnose(value))))
 
 
 # Ranks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import struct
@@ -19,25 +20,27 @@ from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError
 from ndd_engine.workloads import antispoof_data
 from ndd_engine.workloads.antispoof import (
-    FLOOR,
-    N_FFT,
-    REAL,
-    SPOOF,
     AugmentedClips,
-    LogMel,
     SpeechClips,
-    decode_pcm,
     equal_error_rate,
     evaluation_notes,
     make_clips,
-    mel_filters,
-    resample,
 )
 from ndd_engine.workloads.antispoof_data import HOP, SpeechData, read_folder
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import Settings, facts, problems
 from ndd_engine.workloads.problems import Problems
+from ndd_engine.workloads.speech_signals import (
+    FLOOR,
+    N_FFT,
+    REAL,
+    SPOOF,
+    LogMel,
+    decode_pcm,
+    mel_filters,
+    resample,
+)
 
 TINY = {**ANTISPOOF, "dropout": 0.0, "clips": 24}
 
@@ -305,6 +308,22 @@ def test_missing_empty_and_odd_folders(tmp_path: Path) -> None:
     path = write_wav(tmp_path / "voices" / "a.wav")
     assert f"is {tmp_path / 'voices'}" in told(path)  # its folder
     assert "evaluation: 1" in told(tmp_path / "voices")
+
+
+def test_a_folder_below_that_cannot_be_read_is_a_mistake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_wav(tmp_path / "a.wav")
+    (tmp_path / "closed").mkdir()
+    plain = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path).name == "closed":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return plain(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert "the folder cannot be read: Permission denied" in told(tmp_path)
 
 
 def test_one_kind_missing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import pickle
 import random
@@ -18,8 +19,9 @@ from tests.tiers import few
 from torch.utils.data import default_collate
 from workload_help import ANTISPOOF, SUMMARISE, configured, evaluate, made, told, train
 
-from ndd_engine import run_training
+from ndd_engine import run_training, workloads
 from ndd_engine.config import read
+from ndd_engine.config.workload_sections import WORKLOADS
 from ndd_engine.workloads.antispoof import SeResNet
 from ndd_engine.workloads.base import parameter_count
 from ndd_engine.workloads.chartext import NextCharacterModel, ScoreModel, Size
@@ -275,3 +277,26 @@ def test_real_data_is_learned(
         baseline = unigram_entropy((real_data / file).read_text("utf-8")[:200_000])
     train(workload, 150, 3e-3, 64)
     assert evaluate(workload)[metric] < bound * baseline
+
+
+def test_the_built_in_workloads_use_the_public_interface_only() -> None:
+    """And every name of it is documented."""
+    folder = Path(workloads.__file__).parent
+    theirs = {
+        *WORKLOADS,
+        *(f"{name}_data" for name in WORKLOADS),
+        "builtin_texts",
+        "speech_signals",
+        "pointer_generator",
+    }
+    for name in theirs:
+        for node in ast.walk(ast.parse((folder / f"{name}.py").read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.level or "ndd" in str(node.module)):
+                names = {alias.name for alias in node.names}
+                public = node.module == "ndd_engine.workloads" and names <= set(workloads.__all__)
+                assert public or (node.level == 1 and node.module in theirs), (name, node.module, names)
+            elif isinstance(node, ast.Import):
+                assert not any(alias.name.startswith("ndd") for alias in node.names), name
+    text = (Path(__file__).parents[2] / "docs" / "own-model.md").read_text()
+    assert not [name for name in workloads.__all__ if f"`{name}`" not in text]
+    assert all(hasattr(workloads, name) for name in workloads.__all__)

@@ -11,7 +11,7 @@ import torch
 from workload_help import configured, told
 
 from ndd_engine.config import read
-from ndd_engine.workloads import chartext
+from ndd_engine.workloads import SeriesLayout, chartext
 from ndd_engine.workloads.chartext import (
     Diffused,
     NextCharacterModel,
@@ -29,7 +29,7 @@ from ndd_engine.workloads.eeg import (
     synthetic,
 )
 from ndd_engine.workloads.factory_data import prepare
-from ndd_engine.workloads.interface import SeriesLayout, facts, problems
+from ndd_engine.workloads.interface import facts, problems
 
 
 def test_next_character_model_sees_only_the_past_and_diffusion_sees_all() -> None:

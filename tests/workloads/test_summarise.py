@@ -19,22 +19,16 @@ from workload_help import SUMMARISE, configured, evaluate, made, refused
 import ndd_profiles
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.interface import Settings
-from ndd_engine.workloads.summarise import (
+from ndd_engine.workloads.pointer_generator import (
     DecoderSteps,
     EncodedSources,
-    Padder,
-    Pairs,
     Pointer,
     PointerGenerator,
     State,
     StepwisePointer,
-    beam,
-    common_subsequence,
     negative_log_likelihood,
-    overlap,
-    rouge,
-    words,
 )
+from ndd_engine.workloads.summarise import Padder, Pairs, beam, common_subsequence, overlap, rouge, words
 from ndd_engine.workloads.summarise_data import (
     END,
     PADDING,

@@ -19,8 +19,8 @@ from typing import Any, Self
 from ndd_engine.files import write_text
 from ndd_engine.record.rundir import RunDir, new_run_dir
 from ndd_engine.script.command import Command
-from ndd_engine.script.records import readable_by
 from ndd_engine.script.script_run import CLOSED
+from ndd_engine.script.stack_samples import readable_by
 from ndd_watch import CAPTURES
 from ndd_watch.apart import Contained, of_script
 from ndd_watch.frameworks import Known, Put, Wishes

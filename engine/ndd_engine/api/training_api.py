@@ -26,7 +26,8 @@ from ndd_engine.record.file import EventLog, RunReader, load_state
 from ndd_engine.record.rundir import RunDir, bare, find_run
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
-from ndd_engine.run import Run, StopNow
+from ndd_engine.run.control import StopNow
+from ndd_engine.run.run import Run
 from ndd_engine.text import number, printable
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.training_run import TrainingRun

@@ -22,7 +22,7 @@ from ndd_engine.files import expanded
 from ndd_engine.text import printable
 
 from .schema import Config
-from .workload_sections import DEFAULT_WORKLOAD, OWN, SECTIONS, WORKLOADS, SizeTables, kind
+from .workload_sections import DEFAULT_WORKLOAD, OWN, SECTIONS, WORKLOADS, SizeTables, TuningSection, kind
 
 
 def suggest(path: Sequence[str | int], merged: dict[str, Any]) -> tuple[str, str | None]:
@@ -350,6 +350,11 @@ class Draft:
     def sizes(self) -> tuple[str, ...]:
         """The named sizes of this workload."""
         return tuple(self.profile.get("sizes", {}))
+
+    @property
+    def model(self) -> frozenset[str]:
+        """What is known of the model and the data, see TuningSection."""
+        return frozenset(TuningSection.model_validate(self.profile.get("tuning", {})).model)
 
     def resolve(self, size: str | None = None, memory_gb: float | None = None, few: bool = False) -> Config:
         """The validated configuration with the given size (default: the size as written).

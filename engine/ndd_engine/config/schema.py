@@ -6,6 +6,7 @@ Which configurations cannot be captured in a CUDA graph: for the step itself, it
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -197,6 +198,38 @@ class PrecisionSection(Section):
         description="automatic mixed precision (fp16 uses loss scaling); auto: bf16 or fp16 on a GPU, off on the CPU",
     )
     tf32: bool = Field(True, description="use TF32 for fp32 matrix products on GPUs that support it")
+
+
+# Bytes of the units of a memory budget.
+UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+class MemorySection(Section):
+    budget: Annotated[str, Field(pattern=r"^(auto|[0-9]{1,9}(\.[0-9]{1,6})? ?(MB|GB|MiB|GiB))$")] | None = (
+        Field(
+            None,
+            description='most memory that a rank may use on its device, such as "8GB"; auto: what is free. Before '
+            "training, recompute is chosen so that the run stays within it; default: no limit",
+        )
+    )
+    recompute: list[Annotated[str, Field(pattern=r"^[^=\s]{1,300}=(all|cheap|offload)$")]] = Field(
+        default=[],
+        description='blocks that keep less for backward, as "module path=level": all computes everything again; cheap '
+        "all but matrix products and attention; offload keeps activations in host memory",
+    )
+
+    @property
+    def levels(self) -> dict[str, str]:
+        """The level of each block of `recompute`, by the path of its module."""
+        return dict(text.split("=") for text in self.recompute)
+
+    @property
+    def budget_bytes(self) -> int | None:
+        """Bytes of a budget that is a number; None for "auto" and without one."""
+        if self.budget is None or self.budget == "auto":
+            return None
+        number, unit = re.fullmatch(r"([0-9.]+) ?(\w+)", self.budget).groups()  # type: ignore[union-attr]
+        return int(float(number) * UNITS[unit])
 
 
 class SpeedSection(Section):
@@ -392,6 +425,7 @@ class Config(Section):
     loader: LoaderSection = LoaderSection()
     precision: PrecisionSection = PrecisionSection()
     speed: SpeedSection = SpeedSection()
+    memory: MemorySection = MemorySection()
     optimizer: OptimizerSection = OptimizerSection()
     schedule: ScheduleSection = ScheduleSection()
     clip: ClipSection = ClipSection()
@@ -452,6 +486,11 @@ class Config(Section):
         if self.loader.cache and getattr(self.workload, "augment", False):
             raise ValueError(
                 "loader.cache caches items, but workload.augment changes them every epoch: disable one of them"
+            )
+        if self.speed.cuda_graph and (self.memory.budget or self.memory.recompute):
+            raise ValueError(
+                "speed.cuda_graph captures a step whose blocks keep everything: remove memory.budget and "
+                "memory.recompute, or set cuda_graph to false"
             )
         if self.schedule.min_lr > self.optimizer.lr:
             raise ValueError(

@@ -323,11 +323,24 @@ class AutoSection(Section):
     probe: dict[str, Any] = Field(default_factory=dict)
 
 
+class TuningSection(Section):
+    """What tune knows of the model and the data, and so need not try.
+
+    model: "attention" (scaled_dot_product_attention), "convolutions", "in memory" (batches are gathered from tensors in
+    memory), "unrolled" (a loop that the compiler unrolls for minutes).
+    """
+
+    model: list[Literal["attention", "convolutions", "in memory", "unrolled"]] = Field(
+        default=["attention", "convolutions"]
+    )
+
+
 class SizeTables(Section):
-    """The tables [sizes.NAME] and [auto] of a configuration file for the user's own workload."""
+    """The tables [sizes.NAME], [auto] and [tuning] of a configuration file for the user's own workload."""
 
     sizes: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict)
     auto: AutoSection | None = None
+    tuning: TuningSection = TuningSection()
 
     @model_validator(mode="after")
     def _candidates_are_sizes(self) -> SizeTables:

@@ -413,13 +413,22 @@ def _help_for(call: LibraryCall, phase: str) -> str:
     return "do this once for the whole evaluation, or with tensor operations"
 
 
+def _compiled(call: LibraryCall) -> bool:
+    """Whether it runs a function that torch.compile has compiled: no module is called there, but it is the model."""
+    return call.phase == "other" and call.library == "torch" and call.function in ("_fn", "compile_wrapper")
+
+
 def outside(view: View) -> Finding | None:
     """Time outside all phases that no function of the script takes by itself: torch on small tensors, a library."""
     cost = view.cost("other")
     slow = _without_logging(view)
     totals = view.snapshot.totals
     collecting = (totals.gc_ns or 0) / totals.wall_ns if totals.wall_ns else 0.0
-    if not view.is_script or not cost.clear or cost.share - collecting < 2 * FLOOR:
+    if not view.is_script or not cost.clear:
+        return None
+    if model := sum(call.share for call in view.calls if _compiled(call)):
+        cost = view.part(max(cost.share - model, 0.0))
+    if cost.share - collecting < 2 * FLOOR:
         return None
     if slow is not None and slow.share >= 2 * FLOOR and slow.ns >= MOST_OF * cost.ns:
         return None  # `slow_function` names it
@@ -428,7 +437,9 @@ def outside(view: View) -> Finding | None:
     if view.gpu and waited_ns(view) >= MOST_OF * view.phases["other"].host_ns:
         return None  # the host waits there: `waits_for_device` or a capture says what that costs
     called = [
-        call for call in view.calls if call.phase == "other" and not call.logs and _last(call) not in _READS
+        call
+        for call in view.calls
+        if call.phase == "other" and not (call.logs or _compiled(call)) and _last(call) not in _READS
     ]
     found = view.where("other")
     line = found.line if found is not None and found.own else None

@@ -436,7 +436,9 @@ def slower(view: View) -> Evidence | None:
     """Evidence that the model is slower than before training; None if it is not."""
     if view.slowed is None or view.slowed < SLOWED:
         return None
-    return Evidence(f"forward and backward take {view.slowed:.2g} times as long as before training", BASELINE)
+    return Evidence(
+        f"forward and backward take {number(view.slowed, 2)} times as long as before training", BASELINE
+    )
 
 
 def free(view: View) -> Evidence | None:

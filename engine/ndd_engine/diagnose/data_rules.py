@@ -356,6 +356,8 @@ def many_workers(view: View, loader: LoaderEvent) -> Finding | None:
     slowed = view.model.ns * (1 - 1 / (view.slowed or 1.0)) if slowed_by_workers(view) else 0.0
     if not here or not 0 < here * view.micro_steps < CHEAPER * (wait.ns + slowed):
         return None
+    if wait.ns + slowed - here * view.micro_steps < FLOOR * view.step_ns:
+        return None  # without workers, the step makes the batch itself: little would be gained
     crowd = f" on {cores} cores" if cores is not None and view.workers > cores else ""
     lost = "worker{} costs more than it saves" if view.workers == 1 else "workers{} cost more than they save"
     waited = f"({percent(wait.share)} of each step is spent waiting)"

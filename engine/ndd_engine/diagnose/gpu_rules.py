@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ndd_engine.text import counted, percent, size, span, times
+from ndd_engine.text import counted, number, percent, size, span, times
 
 from .data_facts import data_bytes
 from .finding import Change, Finding
@@ -206,7 +206,8 @@ def neighbour_gpu(view: View) -> Finding | None:
     title = f"{processes} other process{'es share' if processes > 1 else ' shares'} the GPU"
     draft = Draft("neighbour-gpu", title, view.part(1 - 1 / slowed), "possible")
     draft.saw(
-        f"forward and backward take {slowed:.2g} times as long as before training", "device and host clock"
+        f"forward and backward take {number(slowed, 2)} times as long as before training",
+        "device and host clock",
     )
     used = f", using {size(others)}" if others else ""
     draft.saw(f"other processes on the GPU: {processes}{used}", NVML)
@@ -345,23 +346,18 @@ CHOICE = 2.0
 
 def tf32(view: View) -> Finding | None:
     """fp32 matrix products on a GPU that supports TF32."""
-    what, edit = "enable TF32 matrix products", "precision.tf32=true"
-    if view.is_script:
-        return _seen_format(view, "tf32", ("fp32",), "tf32", what, edit)
-    if view.precision != "fp32" or view.get("precision.tf32") is not False:
+    if not view.is_script and view.get("precision.tf32") is not False:
         return None
-    return _format(view, "tf32", "tf32", what, edit)
+    return _format(view, "tf32", ("fp32",), "tf32", "enable TF32 matrix products", "precision.tf32=true")
 
 
 def amp(view: View) -> Finding | None:
     """fp32 or TF32 on a GPU with a faster format."""
-    kind = "bf16" if "bf16" in _peaks(view) else "fp16"
-    what, edit = f"use mixed precision ({kind})", f"precision.amp={kind}"
-    if view.is_script:
-        return _seen_format(view, "amp", ("fp32", "tf32"), kind, what, edit)
-    if view.precision not in ("fp32", "tf32") or view.get("precision.amp") != "off":
+    if not view.is_script and view.get("precision.amp") != "off":
         return None
-    return _format(view, "amp", kind, what, edit)
+    kind = "bf16" if "bf16" in _peaks(view) else "fp16"
+    what = f"use mixed precision ({kind})"
+    return _format(view, "amp", ("fp32", "tf32"), kind, what, f"precision.amp={kind}")
 
 
 def cudnn_benchmark(view: View) -> Finding | None:
@@ -387,10 +383,12 @@ def cudnn_shapes(view: View) -> Finding | None:
         return None
     if slowed < SLOWED or not _convolutions(view):
         return None
-    title = f"varying shapes: forward and backward take {slowed:.2g} times as long as with a fixed shape"
+    title = (
+        f"varying shapes: forward and backward take {number(slowed, 2)} times as long as with a fixed shape"
+    )
     draft = Draft("cudnn-shapes", title, view.part(view.model.share * (1 - 1 / slowed)), "possible")
     draft.saw(
-        f"forward and backward take {slowed:.2g} times as long as one micro-batch repeated before training",
+        f"forward and backward take {number(slowed, 2)} times as long as one micro-batch repeated before training",
         "device and host clock",
     )
     draft.saw("a profiler capture contains convolutions", CAPTURE)
@@ -420,45 +418,41 @@ def _peaks(view: View) -> Mapping[str, float]:
     return found if isinstance(found, dict) else {}
 
 
-def _format(view: View, cause: str, kind: str, what: str, edit: str) -> Finding | None:
-    """Finding for a faster number format: the model's share, bounded by the published peaks."""
-    peaks, model, mfu = _peaks(view), view.model, view.snapshot.throughput.mfu
-    now, then = peaks.get(view.precision), peaks.get(kind)
-    if not now or not then or then <= now or view.snapshot.work is None or mfu is None or not model.clear:
-        return None
-    if mfu < 0.05:
-        return None  # not bound by arithmetic
-    # Memory-bound operators gain as well: they move half as many bytes.
-    share = model.share * (1 - now / then)
-    title = f"the model takes {percent(model.share)} of each step, in {view.precision}"
-    draft = Draft(cause, title, Cost(share * view.step_ns, share, model.error, share))
-    gain = f"{then:g} TFLOP/s in {kind} ({times(then / now)})"
-    draft.saw(f"peak {now:g} TFLOP/s now, {gain}", "published peaks")
-    draft.saw(f"the run reaches {percent(mfu)} of the current peak (MFU)", "counted operations")
-    draft.change(what, edit)
-    return draft.done()
-
-
-def _seen_format(
+def _format(
     view: View, cause: str, formats: Sequence[str], kind: str, what: str, edit: str
 ) -> Finding | None:
-    """The same for a script, whose operations are not counted: a capture shows the formats of its matrix products."""
-    peaks, capture = _peaks(view), view.kernels
-    then = peaks.get(kind)
-    if capture is None or not then:
-        return None
+    """Finding for a faster number format than `formats`, bounded by the published peaks.
+
+    The kernels of a capture show how much of the time matrix products take in each format. Without such a capture, and
+    where operations are counted, it is the model's share, if arithmetic bounds it.
+    """
+    peaks, model, capture = _peaks(view), view.model, view.kernels
+    then, mfu = peaks.get(kind, 0.0), view.snapshot.throughput.mfu
     slower = {name: peaks[name] for name in formats if 0 < peaks.get(name, 0.0) < then}
-    shares = {name: capture.products_ns.get(name, 0) / capture.wall_ns for name in slower}
-    spent = sum(shares.values())
-    gained = min(sum(share * (1 - slower[name] / then) for name, share in shares.items()), view.model.share)
+    if capture is not None and capture.products_ns:
+        shares = {name: capture.products_ns.get(name, 0) / capture.wall_ns for name in slower}
+        shares = {name: share for name, share in shares.items() if share}
+    elif view.precision in slower and mfu is not None and mfu >= 0.05 and model.clear:
+        # Memory-bound operators gain as well: they move half as many bytes.
+        capture, shares = None, {view.precision: model.share}
+    else:
+        return None
+    gained = min(sum(share * (1 - slower[name] / then) for name, share in shares.items()), model.share)
     if gained < FLOOR:
         return None
-    names = " and ".join(name for name, share in shares.items() if share)
-    title = f"matrix products in {names} take {percent(spent)} of the time"
-    draft = Draft(cause, title, view.part(gained), "possible")
-    draft.saw(f"kernels of matrix products in {names} take {percent(spent)} of a profiler capture", CAPTURE)
-    now = ", ".join(f"{slower[name]:g} TFLOP/s in {name}" for name, share in shares.items() if share)
-    draft.saw(f"peak {now}, {then:g} in {kind}", "published peaks")
+    names, spent = " and ".join(shares), percent(sum(shares.values()))
+    if capture is not None:
+        draft = Draft(
+            cause, f"matrix products in {names} take {spent} of the time", view.part(gained), "possible"
+        )
+        draft.saw(f"kernels of matrix products in {names} take {spent} of a profiler capture", CAPTURE)
+    else:
+        cost = Cost(gained * view.step_ns, gained, model.error, gained)
+        draft = Draft(cause, f"the model takes {spent} of each step, in {names}", cost)
+    gains = (f"{times(then / slower[name])} that in {name} ({slower[name]:g})" for name in shares)
+    draft.saw(f"peak {then:g} TFLOP/s in {kind}: {', '.join(gains)}", "published peaks")
+    if mfu is not None and view.precision in shares:
+        draft.saw(f"the run reaches {percent(mfu)} of the current peak (MFU)", "counted operations")
     draft.change(what, edit)
     return draft.done()
 

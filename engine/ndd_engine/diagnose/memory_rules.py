@@ -203,14 +203,14 @@ def _growing(view: View, held: Holder | None) -> tuple[str, Growth] | None:
     for name, trend, releasing, least in places:
         if (growth := _steady(trend, least)) is not None:
             return name, growth
-        between, steps = growth_between_releases(releasing, GROWN_BYTES)
-        if between is not None:
-            return name, Growth(*between, released=steps)
         if held is not None:
             for one in (trend, releasing):
                 growth = _steady(one, SMALL_BYTES, SMALL_BYTES)
                 if growth is not None and _holds(snapshot, held, growth.slope):
                     return (name if one is trend else "the heap"), growth
+        between, steps = growth_between_releases(releasing, GROWN_BYTES)
+        if between is not None:
+            return name, Growth(*between, released=steps)
         if kept and (of_graphs := growth_of_graphs(trend, kept)) is not None:
             return name, Growth(*of_graphs, released=kept)
     return None
@@ -234,9 +234,15 @@ def _steady(trend: Trend, least: float, most: float = GROWN_BYTES) -> Growth | N
 
 
 def _holds(snapshot: Snapshot, held: Holder | None, slope: float) -> bool:
-    """Whether what a look has found holds a noticeable part of the growth."""
+    """Whether what a look has found holds a noticeable part of the growth.
+
+    The graphs of what it holds are not weighed: they belong to it where graphs were kept from one look to the next.
+    """
     looked = snapshot.holders
-    return held is not None and looked is not None and held.bytes / looked.steps >= HELD * slope
+    if held is None or looked is None:
+        return False
+    graphs = held.graphs and snapshot.totals.kept_steps >= looked.steps
+    return graphs or held.bytes / looked.steps >= HELD * slope
 
 
 def _fits(snapshot: Snapshot, held: Holder) -> bool:

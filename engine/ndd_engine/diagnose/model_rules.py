@@ -151,6 +151,10 @@ def _of_model(loop: Cost, forward: Cost) -> float:
     return min(LOOP_BACKWARD * loop.ns / forward.ns, LOOP_MOST) if forward.ns and loop.ns else LOOP_MOST
 
 
+# In the first steps of a run, fewer recompilations are usual.
+FEW_STEPS, AGAIN = 20, 3
+
+
 def recompile(view: View) -> Finding | None:
     """Repeated recompilation by torch.compile."""
     totals = view.snapshot.totals
@@ -158,6 +162,8 @@ def recompile(view: View) -> Finding | None:
     limit = next((mark for mark in reversed(marks) if mark.data.get("limit")), None)
     if not totals.recompiles or not totals.wall_ns or not marks:
         return None
+    if totals.steps < FEW_STEPS and totals.recompiles < AGAIN:
+        return None  # a shape that varies is compiled for once more
     share = min(totals.recompile_ns / totals.wall_ns, 1.0)
     if share < FLOOR and limit is None:
         return None
@@ -235,7 +241,7 @@ def deterministic(view: View) -> Finding | None:
 
 
 # compile_cost is not in here: it applies to short runs as well.
-RULES = (user_code, small_micro, stepwise, recompile, deterministic)
+RULES = (user_code, small_micro, stepwise, deterministic)
 
 
 def _between(view: View) -> tuple[float, float] | None:

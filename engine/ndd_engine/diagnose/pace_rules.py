@@ -17,6 +17,7 @@ from ndd_engine.record.events import PHASES
 from ndd_engine.record.snapshot import CoreUse, Point
 from ndd_engine.text import duration, percent, span
 
+from .data_facts import has_loader
 from .finding import Confidence, Finding
 from .grown import ADDED, EACH_STEP, MOST_OF, carried, counted, function, profiles
 from .view import CLOCK, PROFILER, Draft, View, place
@@ -129,6 +130,8 @@ UNEXPLAINED, UNEXPLAINED_SHARED = 0.2, 0.5
 LASTED_S, LASTED_PART, LASTED_ALIKE_S = 60.0, 0.25, 300.0
 # A phase that has grown by less than this part of what the step has grown is not told.
 LEAST_GROWN = 0.05
+# The newest profiled step tells what has grown from this part of the rise on.
+EARLIEST = 0.5
 # Stack samples that show where a phase is that takes most of a step.
 FEW_LOOKS = 3
 # Phases that take this part of a step are busy. They grow alike if each grows by this part of the one that grows most.
@@ -324,6 +327,9 @@ ADVICE = {
     "backward": "find which graph grows: detach what one step passes to the next",
     "optimizer": "find what the optimizer does more of in each step: parameters or state that are added",
 }
+NO_LOADER = (
+    "find what the function that makes the batches does more of in each step: lists that it joins or searches"
+)
 ELSEWHERE = "find what the code does more of in each step: lists that it sorts, joins or writes as a whole"
 BEGINS = "find what the training does from this step on: layers that begin to train, other data, more that is logged"
 HARDWARE = (
@@ -337,8 +343,9 @@ def slowing(view: View) -> Finding | None:
     if found is None or _clocks(view, found):
         return None
     grown = carried(view) or counted(view)
-    if grown is None and found.bounds is not SMALL:
-        grown = function(view, found.begin_ns, found.now_ns, found.since is not None)
+    if grown is None and _judged(found, view.snapshot.cores):
+        now_ns = _usual_ns(view, found)
+        grown = function(view, found.begin_ns, now_ns, found.since is not None)
     alike = grown is None and _alike(found)
     if grown is None and not unexplained(found, view.snapshot.cores):
         return None
@@ -366,8 +373,27 @@ def slowing(view: View) -> Finding | None:
         draft.change(HARDWARE)
     else:
         advice = ADVICE.get(first.name, ELSEWHERE) if found.since is None else BEGINS
+        if advice is ADVICE["data_wait"] and not has_loader(view):
+            advice = NO_LOADER
         draft.change(advice, where=view.line(first.name) or _seen(view, first.name))
     return draft.done()
+
+
+def _judged(found: Slowdown, cores: CoreUse | None) -> bool:
+    """Whether profiled steps tell what has grown: beside other programs, any function may look so in one of them."""
+    if found.bounds is SMALL:
+        return False
+    shared = cores is not None and cores.shared
+    return not shared or found.bounds is CLEAR or found.grown_ns >= UNEXPLAINED_SHARED * found.begin_ns
+
+
+def _usual_ns(view: View, found: Slowdown) -> float:
+    """The time of a step at the newest profiled one, which may be earlier than the end of the rise."""
+    newest = view.snapshot.functions
+    if newest is None or found.since is not None or found.last <= found.first:
+        return found.now_ns
+    part = (newest.step - found.first) / (found.last - found.first)
+    return found.begin_ns + min(max(part, EARLIEST), 1.0) * found.grown_ns
 
 
 def unexplained(found: Slowdown, cores: CoreUse | None) -> bool:

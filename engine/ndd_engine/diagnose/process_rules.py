@@ -15,7 +15,7 @@ from ndd_engine.record.event import EXCHANGE, NO_HANGS, SKEW, Ranks
 from ndd_engine.record.events import DeathEvent
 from ndd_engine.record.figures import death_text
 from ndd_engine.record.snapshot import Curve
-from ndd_engine.text import percent, printable, span
+from ndd_engine.text import number, percent, printable, span
 
 from .finding import Finding
 from .view import MODEL, RANK_CLOCKS, Cost, Draft, View, taken
@@ -89,25 +89,30 @@ def open_files(view: View) -> Finding | None:
     """Open descriptors that grow with the steps."""
     snapshot = view.snapshot
     told, points = snapshot.descriptors, snapshot.descriptor_trend
+    if snapshot.final and len(points) > 1 and points[-1][1] < points[-2][1]:
+        points = points[:-1]  # a process that ends closes its files
     if told is None or not points:
         return None
-    full = told.limit is not None and told.open >= REACHED * told.limit
+    at, number_open = points[-1][0], round(points[-1][1])
+    full = told.limit is not None and number_open >= REACHED * told.limit
     slope = growth(points, snapshot.step, full)
     if slope is None:
         return None
     kind = max(told.kinds, key=told.kinds.__getitem__) if told.kinds else ""
-    rate = f"{slope:.2g} a step" if slope >= 1 else f"1 in {1 / slope:.2g} steps"
+    rate = f"{number(slope, 2)} a step" if slope >= 1 else f"1 in {number(1 / slope, 2)} steps"
     of_limit = f" of {told.limit:,}" if told.limit is not None else ""
-    title = f"open files grow by {rate}: {told.open:,}{of_limit}{' (the limit)' if full else ''} at step {told.step:,}"
+    title = (
+        f"open files grow by {rate}: {number_open:,}{of_limit}{' (the limit)' if full else ''} at step {at:,}"
+    )
     what = told.path if kind == "file" else KEPT.get(kind, "")
     draft = Draft("open-files", f"{title}; {what}" if what else title, None, "certain")
     draft.saw(
-        f"{points[0][1]:,.0f} descriptors at step {points[0][0]:,}, {told.open:,} at step {told.step:,}",
+        f"{points[0][1]:,.0f} descriptors at step {points[0][0]:,}, {number_open:,} at step {at:,}",
         PROCESSES,
     )
     if told.limit is not None and not full:
         draft.saw(
-            f"the limit is reached in about {(told.limit - told.open) / slope:,.0f} steps", "extrapolated"
+            f"the limit is reached in about {(told.limit - number_open) / slope:,.0f} steps", "extrapolated"
         )
     if kind:
         share = told.kinds[kind] / sum(told.kinds.values())

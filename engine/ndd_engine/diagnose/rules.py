@@ -183,6 +183,7 @@ ALWAYS: tuple[Rule, ...] = (
     *memory_rules.RULES,
     *code_rules.EFFECT_RULES,
     *data_rules.PASS_RULES,
+    model_rules.recompile,
     model_rules.compile_cost,
 )
 RULES: tuple[Rule, ...] = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import os
+import json
 import shutil
 import sys
 import tempfile
@@ -17,26 +17,28 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import record_function
 
 from ndd_engine.errors import message_of, said, text_of
 from ndd_engine.files import PATIENCE_S, folder_for_parts, replacing
 from ndd_engine.record.events import PHASES, FunctionsEvent, KernelsEvent, MarkEvent
 from ndd_engine.record.figures import capture_text
 from ndd_engine.text import printable
+from ndd_watch.captures import Capture
 from ndd_watch.collecting import Collecting
 from ndd_watch.looks import Looks, own, product, short
-from ndd_watch.mapped import ANCHOR
-from ndd_watch.profiler import Asides, StepProfiler
+from ndd_watch.profiler import ANOTHER, Asides, StepProfiler
 from ndd_watch.slowing import Sizes, Slowing
 
 from . import phase_clock as phase
 from .close_looks import CloseLooks
-from .module_times import ModuleWatch, Noted, captured, runs_compiled
+from .module_times import Noted, captured, runs_compiled
 from .phase_clock import PhaseClock
 from .reporting import Reporter
 from .timeline import TraceEvent
@@ -253,7 +255,6 @@ def _roots() -> dict[Any, str]:
 FIRST_TRACE = 10
 # A capture of long steps ends after this much measured time.
 LONG_NS = 10_000_000_000
-_ANCHORS = 5  # at each end; the one with the smallest delay is used
 
 
 class ProfilerCapture:
@@ -272,53 +273,45 @@ class ProfilerCapture:
         graphs: bool = False,
         model: nn.Module | None = None,
     ) -> None:
-        self.on_gpu = device.type == "cuda"
-        self._device = device.index or 0
-        self._ends: list[int] = []
         self.begin_ns: int | None = None
-        self._clock = clock
-        self._marks: list[tuple[int, int]] = []
-        self._anchors: list[int] = []
+        self._clock, self._model = clock, model
+        self.measured = 0
+        self._capture = Capture(torch, device, Looks(torch), graphs, ours=True)
+        self._hooks: list[Any] = []
+        # Open calls of modules.
+        self._depth = 0
         self._ranges = ranges
         self._range: Any = None
-        self._running = False
-        self._modules = ModuleWatch(model, clock.now, own) if model is not None else None
-        # Kineto writes its messages straight to the terminal, where nothing can capture them.
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-        if graphs:
-            # A graph replay fails if CUPTI was torn down and started again.
-            os.environ.setdefault("TEARDOWN_CUPTI", "0")
-        on = [ProfilerActivity.CPU, ProfilerActivity.CUDA] if self.on_gpu else [ProfilerActivity.CPU]
-        self._profile = profile(activities=on, record_shapes=True)
+        # What the profiler has recorded.
+        self._trace: Any = None
 
     def start(self) -> None:
         """Start the profiler."""
-        self._running = True
-        if self._modules is not None:
-            self._modules.start()
-        self._profile.start()
-        self._anchor()
+        if torch._C._autograd._profiler_enabled():
+            raise RuntimeError(ANOTHER)
+        if self._model is not None:
+            self._hear(self._model)
+        self._capture.start()
+        if dist.is_available() and dist.is_initialized():
+            ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
+            torch._C._autograd._add_metadata_json("distributedInfo", json.dumps(ranks))
         self._clock.listener = self._mark
         self._clock.enter(phase.OTHER)
 
     def begin(self) -> None:
         """Start measuring; call it between two steps."""
         self._clock.enter(phase.OTHER)
-        self.begin_ns = self._marks[-1][0]
+        self.begin_ns = self._clock.changed_ns
 
     def step_ended(self) -> None:
         """A whole step since `begin` has ended."""
-        self._ends.append(self._clock.now())
-
-    @property
-    def measured(self) -> int:
-        """Whole steps since `begin`."""
-        return len(self._ends)
+        self.measured += 1
+        self._capture.next_step(self._clock.now())
 
     @property
     def measured_ns(self) -> int:
         """Nanoseconds from `begin` to the last phase change."""
-        return self._marks[-1][0] - self.begin_ns if self.begin_ns is not None else 0
+        return self._clock.changed_ns - self.begin_ns if self.begin_ns is not None else 0
 
     def end(self, step: int) -> KernelsEvent:
         """Stop the profiler and return what it recorded since `begin`, after `step` optimizer steps.
@@ -327,43 +320,24 @@ class ProfilerCapture:
         """
         assert self.begin_ns is not None
         self._clock.enter(phase.LOG)
-        end_ns = self._marks[-1][0]
-        self._anchor()
+        noted = self._capture.noted(self._clock.names, self.begin_ns, self._clock.changed_ns)
         self.stop()
-        names, watch = self._clock.names, self._modules
-        noted = Noted(
-            self.begin_ns, end_ns, self._anchors, [(time, names[index]) for time, index in self._marks],
-            self._device if self.on_gpu else None,
-        )  # fmt: skip
-        if watch is not None:
-            trail = watch.trail  # which completes the lines
-            lines = [(short(file), line, name) for file, line, name in watch.lines]
-            noted = replace(
-                noted,
-                names=watch.names,
-                lines=lines,
-                calls=watch.calls,
-                trail=trail,
-                sizes=watch.sizes,
-                ends=self._ends,
-            )
-        return captured(self._recorded(), noted, step, self.measured)
+        noted["lines"] = [(short(file), line, name) for file, line, name in noted["lines"]]
+        return captured(self._trace_events(), Noted.of(noted), step, self.measured)
 
     def stop(self) -> None:
         """Stop the profiler, and detach from the clock and the model; safe to call twice."""
         self._clock.listener = None
-        if self._modules is not None:
-            self._modules.stop()
+        while self._hooks:
+            self._hooks.pop().remove()
         self._leave_range()
-        if self._running:
-            self._running = False
-            self._profile.stop()
+        self._trace = self._capture.stop() or self._trace
 
     def export(self, path: Path) -> None:
         """Write the capture as a Chrome trace, gzipped if the name ends in .gz. Raises OSError."""
         with tempfile.TemporaryDirectory(prefix=".trace-", dir=folder_for_parts(path)) as folder:
             made = Path(folder) / "trace.json"
-            self._profile.export_chrome_trace(str(made))
+            self._trace.save(str(made))
             if not made.exists() or not made.stat().st_size:
                 raise OSError("the profiler wrote nothing")
             with made.open("rb") as plain, replacing(path, PATIENCE_S) as file:
@@ -375,7 +349,7 @@ class ProfilerCapture:
 
     def _mark(self, now: int, index: int) -> None:
         """Called by the clock when phase `index` begins."""
-        self._marks.append((now, index))
+        self._capture.mark(now, index)
         if self._ranges:
             try:
                 self._leave_range()
@@ -389,21 +363,25 @@ class ProfilerCapture:
             left, self._range = self._range, None
             left.__exit__(None, None, None)
 
-    def _anchor(self) -> None:
-        """Record ranges at known times of our clock, to align the profiler's clock with it."""
-        made: Any = torch._C._profiler._RecordFunctionFast
-        for _ in range(_ANCHORS):
-            anchor = made(ANCHOR)
-            self._anchors.append(self._clock.now())
-            with anchor:
-                pass
+    def _hear(self, model: nn.Module) -> None:
+        """Hear the calls of modules. This changes nothing about the computation."""
+        self._capture.root(model)
+        for module in model.modules():
+            self._hooks.append(module.register_forward_pre_hook(self._enters, with_kwargs=True))
+            self._hooks.append(module.register_forward_hook(self._leaves, always_call=True))
 
-    def _recorded(self) -> list[TraceEvent]:
-        """Operators, kernels and ranges."""
-        results = self._profile.profiler.kineto_results  # type: ignore[union-attr]
-        if results is None:
-            raise RuntimeError("the profiler kept no events")
-        cpu = torch.profiler.DeviceType.CPU
+    def _enters(self, module: nn.Module, inputs: object, named: object) -> None:
+        # With activation checkpointing, modules also run in threads of backward.
+        if get_ident() == self._capture.thread:
+            self._depth += 1
+            self._capture.enters(module, self._depth, sys._getframe(1), (inputs, named))
+
+    def _leaves(self, _module: nn.Module, _inputs: object, _output: object) -> None:
+        if get_ident() == self._capture.thread and self._depth:
+            self._capture.leaves(self._depth)
+            self._depth -= 1
+
+    def _trace_events(self) -> list[TraceEvent]:
         return [
             TraceEvent(
                 name=event.name(),
@@ -418,8 +396,8 @@ class ProfilerCapture:
                 forward_thread=event.fwd_thread_id(),
                 given=None if on_gpu else _given(event),
             )
-            for event in results.events()
-            for on_gpu in (event.device_type() != cpu,)
+            for event in self._trace.events()
+            for on_gpu in (event.device_type() != torch.profiler.DeviceType.CPU,)
         ]
 
 

@@ -1,24 +1,17 @@
-"""A profiler capture of a model: what is noted meanwhile, and the event with all that it shows.
-
-Hooks note when each module begins and ends, and `Lines` which line of the user's code runs.
-"""
+"""A profiler capture of a model: what was noted meanwhile, and the event with all that it shows."""
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ndd_engine.record.events import KernelsEvent
 from ndd_engine.text import printable
-from ndd_watch.lines import Lines
-from ndd_watch.looks import own_frame
-from ndd_watch.mapped import ANCHOR, CALL_BEGINS, CALL_ENDS
+from ndd_watch.mapped import ANCHOR
 
-from .model_work import OTHER, Call, Line, ModelWork, Trail, Watched, model_work
+from .model_work import Call, Line, ModelWork, Trail, Watched, model_work
 from .timeline import TraceEvent, spans, timeline
 
 if TYPE_CHECKING:
@@ -27,86 +20,6 @@ if TYPE_CHECKING:
 _NAME = 120  # characters kept of a module's name
 # Classes of compiled and scripted modules.
 COMPILED = frozenset({"OptimizedModule", "ScriptModule", "RecursiveScriptModule", "TopLevelTracedModule"})
-
-
-class ModuleWatch:
-    """Notes when the modules of a model begin and end, in the thread that calls `start`.
-
-    own: whether a code object is the user's own. names: (name, class) of each module. calls: in order of time, by `now`
-    (nanoseconds). lines: their indices in it. sizes: bytes of the own parameters of each module.
-    """
-
-    def __init__(self, model: nn.Module, now: Callable[[], int], own: Callable[[Any], bool]) -> None:
-        self.names = module_names(model)
-        self.sizes = [
-            sum(one.numel() * one.element_size() for one in module.parameters(recurse=False))
-            for module in model.modules()
-        ]
-        self._trail = Lines()
-        self.calls: list[Call] = []
-        self.lines: dict[Line, int] = {}
-        self._model, self._now, self._own = model, now, own
-        self._within: list[tuple[int, int]] = []
-        self._thread = 0
-        self._hooks: list[Any] = []
-
-    def start(self) -> None:
-        """Attach the hooks. They change nothing about the computation."""
-        self._thread = threading.get_ident()
-        for index, module in enumerate(self._model.modules()):
-            self._hooks.append(module.register_forward_pre_hook(self._before(index)))
-            self._hooks.append(module.register_forward_hook(self._after(index)))
-        self._trail.begin(ours=True)
-
-    @property
-    def trail(self) -> list[Trail]:
-        """The lines that ran so far, which are forgotten; by `ndd_watch.clock.now`."""
-        return self._trail.take(self.lines)
-
-    def stop(self) -> None:
-        """Remove the hooks; safe to call twice."""
-        self._trail.end()
-        hooks, self._hooks = self._hooks, []
-        for hook in hooks:
-            hook.remove()
-
-    def _before(self, index: int) -> Callable[..., None]:
-        def enter(_module: nn.Module, _inputs: object) -> None:
-            # With activation checkpointing, modules also run in threads of backward.
-            if threading.get_ident() == self._thread:
-                if not index:
-                    self._within.clear()  # what recomputes activations leaves modules by an exception
-                line = self._line(sys._getframe(1))
-                self._within.append((index, line))
-                self.calls.append((self._now(), index, line, CALL_BEGINS))
-
-        return enter
-
-    def _after(self, index: int) -> Callable[..., None]:
-        def leave(_module: nn.Module, _inputs: object, _output: object) -> None:
-            if threading.get_ident() != self._thread or all(index != inner for inner, _ in self._within):
-                return
-            # Modules that ended with an exception are still in the list.
-            while self._within.pop()[0] != index:
-                pass
-            self.calls.append(
-                (self._now(), *(self._within[-1] if self._within else (OTHER, OTHER)), CALL_ENDS)
-            )
-
-        return leave
-
-    def _line(self, frame: Any) -> int:
-        """The index of the innermost line of the user's own code."""
-        found = own_frame(frame, self._own)
-        if found is None:
-            return OTHER
-        place = found.f_code.co_filename, found.f_lineno, found.f_code.co_qualname
-        return self.lines.setdefault(place, len(self.lines))
-
-
-def module_names(model: nn.Module) -> list[tuple[str, str]]:
-    """(name, class) of each module in the order of `model.modules()`, as `shown_names` has them."""
-    return shown_names([(name, type(module).__name__) for name, module in model.named_modules()])
 
 
 def shown_names(names: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -156,6 +69,23 @@ class Noted:
     sizes: Sequence[int] = ()
     unused: Sequence[int] = ()
     ends: Sequence[int] = ()
+
+    @staticmethod
+    def of(found: Mapping[str, Any]) -> Noted:
+        """What `ndd_watch.captures` has noted. Raises KeyError, TypeError or ValueError for anything else."""
+        names = [(str(name), str(kind)) for name, kind, _ in found["modules"]]
+        compiled = bool(found["compiled"]) or any(kind in COMPILED for _, kind in names)
+        calls = [(int(t), int(module), int(line), int(what)) for t, module, line, what in found["calls"]]
+        device = found["device"]
+        return Noted(
+            int(found["begin"]), int(found["end"]), [int(t) for t in found["anchors"]],
+            [(int(t), str(name)) for t, name in found["marks"]],
+            None if device is None else int(device), shown_names(names),
+            [(str(file), int(at), str(name)) for file, at, name in found["lines"]],
+            [] if compiled else calls, [(int(t), int(line), int(what)) for t, line, what in found["trail"]],
+            [int(size) for *_, size in found["modules"]], [int(index) for index in found["unused"]],
+            [int(t) for t in found["ends"]],
+        )  # fmt: skip
 
 
 def captured(

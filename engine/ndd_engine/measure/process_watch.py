@@ -76,8 +76,10 @@ class Descriptors:
             return self.reported
         if abs(count - self.reported.open) < max(LEAST_CHANGE, LEAST_PART * self.reported.open):
             return None
-        kinds, path = kinds_of(newest_files(pid, min(NEWEST, max(count - self.reported.open, LEAST_CHANGE))))
         before = self.reported
+        kinds, path = before.kinds, before.path
+        if count > before.open:  # those that are left after a fall, as at the end of a process, are others
+            kinds, path = kinds_of(newest_files(pid, min(NEWEST, max(count - before.open, LEAST_CHANGE))))
         where = before.where or (self._where(max(kinds, key=kinds.__getitem__)) if kinds else "")
         self.reported = DescriptorsEvent(step, count, limit, kinds, path, where)
         return self.reported

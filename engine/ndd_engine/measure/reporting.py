@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import inspect
 import math
-import os
-import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
@@ -34,8 +31,8 @@ from ndd_watch.mapped import SKIPPED, Heap, allocator
 from ndd_watch.slowing import Garbage
 
 from .phase_clock import PhaseClock, Window
-from .process_watch import Children, ProcessWatch
-from .stalls import Frame, of_thread
+from .process_watch import Children
+from .trainer_watch import TrainerWatch, TrainingThread
 
 
 @dataclass
@@ -133,9 +130,6 @@ class LossReader:
 def first_bad(losses: list[tuple[int, float]]) -> tuple[int, float] | None:
     """The first (step, loss) that is not finite."""
     return next(((step, value) for step, value in losses if not math.isfinite(value)), None)
-
-
-PERIOD_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -311,73 +305,6 @@ def _means(scalars: list[tuple[str, float]]) -> dict[str, float]:
     for name, value in scalars:
         values.setdefault(name, []).append(value)
     return {name: sum(found) / len(found) for name, found in values.items()}
-
-
-class TrainingThread:
-    """This process and the thread that trains in it, as a watch sees them. step: returns the optimizer steps done."""
-
-    name = "trainer"
-
-    def __init__(self, clock: PhaseClock, step: Callable[[], int]) -> None:
-        self.pid, self.thread, self._identity = os.getpid(), threading.get_native_id(), threading.get_ident()
-        self._clock, self._step = clock, step
-
-    @property
-    def phase(self) -> str:
-        """The current phase."""
-        return self._clock.current
-
-    @property
-    def progress(self) -> tuple[int, ...]:
-        """Changes with every step and phase; begins with the time of the last one."""
-        return self._clock.changed_ns, self._step()
-
-    @property
-    def steps(self) -> int:
-        """Optimizer steps done."""
-        return self._step()
-
-    def stack(self) -> list[Frame]:
-        """The stack of the thread, the innermost frame first."""
-        return of_thread(self._identity)
-
-    def others(self) -> frozenset[int]:
-        """Threads of this process that have no part in the training: the screen's and those of the engine."""
-        names = (thread for thread in threading.enumerate() if thread.name.startswith(("ndd-", "MainThread")))
-        return frozenset(thread.native_id for thread in names if thread.native_id) - {self.thread}
-
-
-class TrainerWatch:
-    """Watches this process and its loader workers from a thread. paused: whether to rest."""
-
-    def __init__(
-        self, trainer: TrainingThread, put: Callable[[Event], None], paused: Callable[[], bool]
-    ) -> None:
-        self._trainer, self._put, self._paused = trainer, put, paused
-        self._watch = ProcessWatch(lambda _: trainer.stack(), trainer.others)
-        self.children = self._watch.children
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="ndd-watch", daemon=True)
-
-    def start(self) -> None:
-        """Start watching."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop watching; safe to call twice."""
-        self._stopping.set()
-        self._thread.join(2.0)
-        self._watch.close()
-
-    def look(self) -> None:
-        """Record what is new. Never raises."""
-        with suppress(Exception):
-            for event in self._watch.look([] if self._paused() else [self._trainer]):
-                self._put(event)
-
-    def _work(self) -> None:
-        while not self._stopping.wait(PERIOD_S):
-            self.look()
 
 
 METHOD = (

@@ -604,8 +604,8 @@ class Stalls:
             since = self._watched[stuck[0].name].since
             found = explained(mains, children, dead, stuck[0].steps, silent_s, stuck[0].phase, busy)
             specific = found.kind not in ("waits", "computing", "input", "sleep")
-            # What has not begun to train may wait for anything.
-            told = specific if not stuck[0].progress else True
+            # A script that has not begun to train may wait for anything.
+            told = specific or stuck[0].phase != Untold.phase
             if told and self._watched[stuck[0].name].since == since:
                 self._found.append(found)
 

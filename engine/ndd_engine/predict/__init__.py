@@ -1,14 +1,12 @@
 """Predicts memory and time of a training run before it starts.
 
-allocator      a simulation of CUDA's caching allocator; `blocks` and `rules` are its parts
-trace          the allocations and frees of a step, and a fit through two traces for other batch sizes
-linearity      fits two recorded steps and checks a third
-recording      records traces of real steps, on the CPU or a GPU
+allocator      a simulation of CUDA's caching allocator
+estimate       the allocations of a step, fitted through two recordings; peak memory and step time at any batch size
+step_probes    records and times real steps, on the CPU or a GPU
 fakes          traces for a GPU that is not in this machine, from fake tensors
-memory         peak memory at any batch size, from fitted traces
-steptime       step time at any batch size, from a few measured ones
-probing        measures one configuration: traces and step times
-probe_process  the same in a subprocess, for the wizard
-outlook        memory and time of one configuration
-configured     the same from its draft, for `check` and the Python API
+rank_memory    one rank of several in a single process
+windows        what each block of a model holds in a step, and the cheapest of them to compute again
+budget         chooses and times them for a memory budget; what would make a configuration fit
+outlook        memory and time of one configuration, for `check` and the Python API
+probe_process  the same in a subprocess, for the wizard and the start of a run
 """

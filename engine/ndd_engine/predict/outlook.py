@@ -19,8 +19,9 @@ from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import SampleEvent
 from ndd_engine.record.figures import mean_core_use
 from ndd_engine.record.snapshot import CoreUse
+from ndd_engine.text import counted, factor, size
 from ndd_engine.train.data.loader import ordered_steps
-from ndd_engine.train.failures import smaller_batch
+from ndd_engine.train.failures import less_memory
 from ndd_engine.train.parallel.strategy import why_not
 from ndd_engine.train.prepare import seed, total_steps
 from ndd_engine.train.rehearsal import SizeChoice, decide
@@ -30,6 +31,7 @@ from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import place
 
+from .budget import BudgetPlanner, Plan, Way, ways_to_fit
 from .estimate import Fit, Memory, StepTime, spread
 from .rank_memory import Shares, is_sharded, pretended, shares
 from .step_probes import SIZES, Prober, context_bytes, items_of
@@ -105,6 +107,10 @@ class Outlook:
     shares: Shares | None = None
     # If it does not fit: what sharding the model over several ranks would need.
     sharded: Sharded | None = None
+    # What memory.budget asks for; None without one, or with blocks that are chosen already.
+    plan: Plan | None = None
+    # If it does not fit: what would make it fit, the fastest first.
+    ways: tuple[Way, ...] = ()
 
     @cached_property
     def fit(self) -> Fit:
@@ -239,11 +245,23 @@ def _outlook(
     memory = prober.memory(max(outside - (0 if device.type == "cuda" else gone), 0))
     loader = config.loader
     kept = items_of(workload).loader_bytes(device.type == "cuda", loader.placement, loader.cache)
+    limit, plan = limit_of(config, available), None
+    if limit is not None and config.memory.budget is not None and not config.memory.recompute:
+        plain = memory.peak(config.batch.micro, config.batch.accumulation) + kept
+        runs_plain = available is None or plain <= available
+        added = kept
+        if device.type == "cpu" and runs_plain:  # the heap of the process holds more than is in use
+            prober.time([config.batch.micro], LONGEST_S, lambda _micro: True)
+            added += prober.with_heap(memory).heap_bytes(config.batch.micro)
+        plan = BudgetPlanner(prober, memory.outside_bytes, limit, added, runs_plain=runs_plain).plan(memory)
+        if plan.memory is not None:
+            prober, memory = prober.with_levels(plan.levels), plan.memory
+            config = prober.config
     micros = [micro for micro in spread(SIZES[0], config.batch.micro) if micro <= config.batch.micro]
     recorded = memory.family.at[1]  # these sizes ran already
 
     def may_run(micro: int) -> bool:
-        return micro <= recorded or available is None or memory.peak(micro) <= available
+        return micro <= recorded or limit is None or memory.peak(micro) <= limit
 
     with CoreWatch() as cores:
         times = prober.time(micros, LONGEST_S, may_run)
@@ -256,7 +274,7 @@ def _outlook(
         else prober.stepper().optimizer.moment_bytes()
     )
     total = total_steps(config, per_epoch)
-    return Outlook(
+    found = Outlook(
         config=config,
         memory=memory,
         time=times,
@@ -264,12 +282,24 @@ def _outlook(
         parameter_bytes=parameter_bytes,
         optimizer_bytes=moments,
         kept_bytes=kept,
-        available_bytes=available,
+        available_bytes=limit,
         steps_per_epoch=per_epoch,
         total_steps=None if total == UNKNOWN_STEPS else total,
         busy=disturbed(cores.use, device.type == "cuda"),
         shares=None if ranks == 1 else shares(config, workload.model, moments),
+        plan=plan,
     )
+    if found.fits is not False or limit is None:
+        return found
+    progress("looking for what would fit")
+    return replace(found, ways=tuple(ways_to_fit(prober, memory, times, limit, kept)))
+
+
+def limit_of(config: Config, available_bytes: int | None) -> int | None:
+    """The bytes that a rank may use on its device: what is available, or less if memory.budget says so."""
+    budget = config.memory.budget_bytes
+    known = [bytes_ for bytes_ in (available_bytes, budget) if bytes_ is not None]
+    return min(known, default=None)
 
 
 class Prediction(NamedTuple):
@@ -320,5 +350,35 @@ def _step_error(error: Exception, config: Config, device: torch.device) -> Excep
         shard = ""
         if config.parallel.ranks > 1 and config.parallel.strategy == "ddp":
             shard = ', or shard the model: parallel.strategy = "fsdp2"'
-        return MachineError(f"out of memory in a training step on {device}; {smaller_batch(config)}{shard}")
+        return MachineError(f"out of memory in a training step on {device}; {less_memory(config)}{shard}")
     return TrainingError(f"{place(error) or config.workload.name}: a step failed: {said(error)}")
+
+
+def planned(draft: Draft, progress: Callable[[str], None]) -> tuple[list[str], str]:
+    """(the value of memory.recompute that keeps a run within memory.budget, why).
+
+    Raises what `predict` raises, and MachineError if no levels do.
+    """
+    found, machine, _, _ = predict(draft, progress)
+    plan, limit = found.plan, found.available_bytes
+    if plan is None or limit is None:
+        raise MachineError(
+            f"memory.budget: the free memory of {machine.device} is unknown: set a number of bytes"
+        )
+    if plan.memory is None:
+        raise MachineError(
+            f"memory.budget: training needs at least {size(plan.peak_bytes)} of the {size(limit)} that it may use: "
+            f"{plan.why}; {less_memory(found.config)}"
+        )
+    return found.config.memory.recompute, reason_of(plan, limit)
+
+
+def reason_of(plan: Plan, limit: int) -> str:
+    """What a plan does, in words."""
+    fits = f"predicted {size(plan.peak_bytes)} of {size(limit)}"
+    if not plan.levels:
+        return f"no block has to compute again: {fits}"
+    blocks = counted(plan.blocks, "block")
+    what = f"{len(plan.levels)} of {blocks} keep less for backward"
+    costs = "" if plan.slower is None else f", and a micro-batch takes {factor(plan.slower)} times as long"
+    return f"{what}: {fits}{costs}"

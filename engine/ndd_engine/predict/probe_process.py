@@ -82,7 +82,7 @@ class ProbeProcess(ChildServer):
         super().__init__(pipe, folder)
         self._spec: Json = {}
         self._opened: Opened | None = None
-        self.commands = {"open": self.open, "probe": self.probe}
+        self.commands = {"open": self.open, "probe": self.probe, "plan": self.plan}
 
     def open(self, command: Json) -> Json:
         """Prepare the workload. Returns {"opened": …}, see Opened."""
@@ -159,6 +159,17 @@ class ProbeProcess(ChildServer):
             by_threads=by_threads,
         )
         return {"opened": asdict(self._opened)}
+
+    def plan(self, command: Json) -> Json:
+        """Choose levels of blocks for memory.budget. Returns {"recompute": …, "reason": …}.
+
+        Raises MachineError if no levels stay within the budget.
+        """
+        self.pipe.tell("importing torch")
+        from .outlook import planned
+
+        recompute, reason = planned(draft_of(command), self.pipe.tell)
+        return {"recompute": recompute, "reason": reason}
 
     def probe(self, command: Json) -> Json:
         """Probe one model. Returns {"probed": …}, see Probed."""

@@ -5,6 +5,7 @@ Allocations are recorded with torch.profiler on the CPU, and with the memory his
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 import os
@@ -275,16 +276,16 @@ class Prober:
 
     def __init__(self, config: Config, workload: Workload, device: torch.device, tell: Tell) -> None:
         self.config, self.workload, self.device = config, workload, device
-        self._tell = tell
+        self.tell = tell
         # The latest recording on a GPU and its peak reserved bytes.
         self._seen: tuple[Trace, int] | None = None
-        self._extremes, self._looked = extremes(workload)
+        self.extremes, self._looked = extremes(workload)
         # On the host: by micro-batch, the most bytes that the process grew by while it was timed.
         self._grown: dict[int, int] = {}
 
     def warm(self) -> int:
         """Run one step, which loads the libraries that torch initialises lazily. Returns the resident bytes."""
-        self._tell("running a test step")
+        self.tell("running a test step")
         stepper = self._timed_stepper()
         batches = endless(self.workload, self.config, sizes(self.workload)[0])
         stepper.eager_step(batches, PhaseClock(), 0)
@@ -297,7 +298,7 @@ class Prober:
 
         Leaves torch with the present number. Both are empty if a micro-batch is too slow with both, or fails.
         """
-        self._tell(f"timing {counted(other, 'thread')}")
+        self.tell(f"timing {counted(other, 'thread')}")
         present, items = torch.get_num_threads(), item_count(self.workload.train_data)
         micro = self.config.batch.micro if items is None else min(self.config.batch.micro, items)
         found: tuple[list[float], list[float]] = ([], [])
@@ -323,12 +324,15 @@ class Prober:
             _tidy()
         return found
 
-    def memory(self, outside_bytes: int) -> Memory:
-        """Predict memory from recordings at small micro-batches. Raises what a step raises."""
+    def memory(self, outside_bytes: int, at: Sequence[int] = ()) -> Memory:
+        """Predict memory from recordings at small micro-batches. Raises what a step raises.
+
+        at: which; by default two that match, and a third one that confirms the line through them.
+        """
         cuda = self.device.type == "cuda"
         source = f"steps recorded on this {'GPU' if cuda else 'CPU'}"
         rules = Rules.of_environment()
-        family = self.family()
+        family = alike(self.trace, at or sizes(self.workload))
         doubt = caveat(self.config) or self._unseen() or (self._self_check(rules) if cuda else "")
         return Memory(family, "gpu" if cuda else "host", outside_bytes, source, rules, doubt)
 
@@ -338,7 +342,7 @@ class Prober:
 
     def trace(self, micro: int) -> Trace:
         """The trace of steps with this micro-batch."""
-        self._tell(f"recording allocations with micro-batch {micro}")
+        self.tell(f"recording allocations with micro-batch {micro}")
         seed(self.config.run.seed)
         # What earlier steps left must not be freed during the recording.
         self.workload.training.reset()
@@ -353,7 +357,7 @@ class Prober:
         strategy = strategy_of(config, self.device, self.workload.training)
         found = record(
             lambda: stepper_of_rank(self.workload, config, self.device, strategy),
-            longest_first(self.workload, self.config, micro, self._extremes),
+            longest_first(self.workload, self.config, micro, self.extremes),
             self.device,
         )
         if self.device.type == "cuda":
@@ -366,7 +370,7 @@ class Prober:
         items = item_count(self.workload.train_data)
         if items is None:
             return "" if self.workload.collate is None else "later items of the stream may be longer"
-        if not self._extremes or self._looked == items:
+        if not self.extremes or self._looked == items:
             return ""
         return f"the longest items determine the peak, but only {self._looked:,} of {items:,} were checked"
 
@@ -394,7 +398,7 @@ class Prober:
         for micro in sorted(micros):
             if not fits(micro):
                 break
-            self._tell(f"timing micro-batch {micro}")
+            self.tell(f"timing micro-batch {micro}")
             watched = not on_gpu and _forget_peak()
             try:
                 point, update_s = self._point(stepper, micro)
@@ -468,6 +472,17 @@ class Prober:
     def _wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+    def with_levels(self, levels: dict[str, str]) -> Prober:
+        """The same with other levels of the model's blocks, see `memory.recompute`."""
+        recompute = [f"{name}={level}" for name, level in levels.items()]
+        return self.with_config(self.config.changed(memory={"recompute": recompute}))
+
+    def with_config(self, config: Config) -> Prober:
+        """The same with another configuration of the same workload and data."""
+        other = copy.copy(self)
+        other.config = config
+        return other
 
     def stepper(self) -> Stepper:
         """A new eager stepper of a single rank, with one micro-batch per step."""

@@ -509,10 +509,10 @@ def time_left(
 ) -> TimeLeft:
     """Remaining steps at `step_ns` each, and remaining evaluations and checkpoints at their mean measured time.
 
-    ended: the run has ended; nothing that is due at `step` remains. Unknown if the run's length is.
+    ended: the run has ended; nothing that is due at `step` remains. What remains is unknown if the run's length is.
     """
     if not run.total_steps:
-        return TimeLeft()
+        return TimeLeft(evaluation_s=evaluations.mean_s, checkpoint_s=checkpoints.mean_s)
     steps_s = max(run.total_steps - step, 0) * step_ns * 1e-9
     evaluating, saving = _section(run, "evaluate"), _section(run, "checkpoint")
     evaluate = due(evaluating, run, step, step if ended else evaluations.last_step)

@@ -281,8 +281,8 @@ class TimedMark:
 class TimeLeft:
     """Estimated remaining time without pauses; see figures.time_left.
 
-    seconds: None before the first steps. evaluations, checkpoints: number remaining; *_s: mean measured seconds of
-    one, None if none was measured (`seconds` then does not include them).
+    seconds: None before the first steps, and if the length of the run is unknown. evaluations, checkpoints: number
+    remaining; *_s: mean measured seconds of one, None if none was measured (`seconds` then does not include them).
     """
 
     seconds: float | None = None

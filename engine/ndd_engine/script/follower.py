@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -20,7 +19,7 @@ from ndd_engine.errors import UsageError, error_text
 from ndd_engine.hardware.detect import trained_on
 from ndd_engine.hardware.gpus import Gpu, Machine
 from ndd_engine.measure.memory import placed
-from ndd_engine.measure.module_times import COMPILED, Noted, captured, shown_names
+from ndd_engine.measure.module_times import Noted, captured
 from ndd_engine.measure.process_watch import ProcessWatch, untold
 from ndd_engine.measure.source import (
     adding_line,
@@ -55,7 +54,9 @@ from ndd_engine.text import counted, number, printable
 from ndd_watch import mapped
 
 from .command import Command
-from .records import Line, Process, Records, Samples, ScriptRanks
+from .records import Line, Process, Records
+from .script_ranks import ScriptRanks
+from .stack_samples import Samples
 
 # Longer traces would take the console minutes to read.
 LONGEST = 1 << 28
@@ -101,25 +102,7 @@ def folded(path: Path, step: int, steps: int) -> KernelsEvent:
     if path.stat().st_size > LONGEST:
         raise ValueError("its trace is too long to be read")
     trace = read_trace(path)
-    noted = trace.noted
-    names = [(str(name), str(kind)) for name, kind, _ in noted["modules"]]
-    compiled = bool(noted["compiled"]) or any(kind in COMPILED for _, kind in names)
-    calls = [(int(t), int(module), int(line), int(what)) for t, module, line, what in noted["calls"]]
-    device: Any = noted["device"]
-    return captured(
-        trace.events,
-        Noted(
-            int(noted["begin"]), int(noted["end"]), [int(t) for t in noted["anchors"]],
-            [(int(t), str(name)) for t, name in noted["marks"]],
-            None if device is None else int(device), shown_names(names),
-            [(str(file), int(at), str(name)) for file, at, name in noted["lines"]],
-            [] if compiled else calls, [(int(t), int(line), int(what)) for t, line, what in noted["trail"]],
-            [int(size) for *_, size in noted["modules"]], [int(index) for index in noted["unused"]],
-            [int(t) for t in noted["ends"]],
-        ),
-        step,
-        steps,
-    )  # fmt: skip
+    return captured(trace.events, Noted.of(trace.noted), step, steps)
 
 
 def _failed(step: int, reason: str) -> MarkEvent:

@@ -18,7 +18,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -36,7 +36,8 @@ from ndd_engine.record.rundir import RunDir, new_run_dir
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
 from ndd_engine.recordings.recorded_files import read_snapshot
-from ndd_engine.run import Control, Executor, Run, pause_mark, resume_mark
+from ndd_engine.run.control import Control, pause_mark, resume_mark
+from ndd_engine.run.run import Executor, Run
 from ndd_engine.text import counted, printable
 from ndd_engine.train.loggers import Loggers, missing
 from ndd_watch import CAPTURES, MEMORY, SITE, mapped
@@ -44,7 +45,8 @@ from ndd_watch.holders import NAME as SNAPSHOT
 
 from .command import Command, FileOutput, Launched, OutputLog, command_of, environment, in_copy
 from .follower import Follower
-from .records import Process, Room, readable_by
+from .records import Process, Room
+from .stack_samples import readable_by
 
 # What is asked for once, in the order of the counters in the memory.
 ONCE = ("kernels", "checkpoint", "evaluate", "holders")
@@ -199,7 +201,7 @@ class ScriptRequest:
     screen: a screen occupies the terminal; the output of the command goes to the log only. folder: where the command
     runs instead of its own folder, such as a scratch copy. memory_history: record which lines allocate GPU memory.
     kernels_every: take a profiler capture every so many optimizer steps of a script on a GPU; 0: only on request.
-    log: the loggers that write the figures for other viewers, too.
+    log: the loggers that write the figures for other viewers, too. environment: variables beside those of this process.
     """
 
     command: Command
@@ -210,6 +212,7 @@ class ScriptRequest:
     memory_history: bool = False
     kernels_every: int = 0
     log: LogSection = field(default_factory=LogSection)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class Script(Executor):
@@ -292,7 +295,7 @@ class Script(Executor):
         copied, moved = (
             (command, {}) if request.folder is None else in_copy(command, request.folder, os.environ)
         )
-        base = {**os.environ, **moved}
+        base = {**os.environ, **moved, **request.environment}
         return Launched(
             copied, {**environment(room.folder.absolute(), SITE, base), **readable_by(os.getpid()), **folders},
             self._output.write, request.screen, (size.columns, size.lines),

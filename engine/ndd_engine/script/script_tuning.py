@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 import threading
 import time
@@ -14,7 +13,8 @@ from ndd_engine.diagnose import Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.run import Run
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.run.run import Run
 from ndd_engine.trial.outcome import Base, TrialRequest
 from ndd_engine.trial.tuning import Tuning, TuningState, observed
 from ndd_watch import LINKED
@@ -41,28 +41,17 @@ def observe(
     command.check_repeatable()
     with tempfile.TemporaryDirectory(prefix=SCRATCH, ignore_cleanup_errors=True) as place:
         folder = scratch(command.folder, Path(place), root.absolute())
-        os.environ.update(
-            {**OFFLINE, **UNWRITTEN, LINKED: "" if outside else linked(Path(place), command.folder)}
-        )
-        run = Run.open(Script(ScriptRequest(command, root, screen=True, folder=folder)))
+        alone = {**OFFLINE, **UNWRITTEN, LINKED: "" if outside else linked(Path(place), command.folder)}
+        run = Run.open(Script(ScriptRequest(command, root, screen=True, folder=folder, environment=alone)))
         tell(f"observing {command.text} as run {run.directory.name}")
-        done = threading.Event()
+        begin = time.monotonic()
 
-        def watch() -> None:
-            begin = time.monotonic()
-            while not done.wait(0.2):
-                totals, spent_s = run.recorder.snapshot().totals, time.monotonic() - begin
-                enough = totals.steps >= OBSERVED_STEPS and totals.wall_ns >= OBSERVED_S * 1e9
-                if stop.is_set() or enough or spent_s > MOST_S:
-                    run.control.request("kill", "observed for long enough")
+        def enough(snapshot: Snapshot) -> bool:
+            totals = snapshot.totals
+            seen = totals.steps >= OBSERVED_STEPS and totals.wall_ns >= OBSERVED_S * 1e9
+            return stop.is_set() or seen or time.monotonic() - begin > MOST_S
 
-        thread = threading.Thread(target=watch, name="ndd-watch", daemon=True)
-        thread.start()
-        try:
-            run.execute()
-        finally:
-            done.set()
-            run.close()
+        run.execute_until(enough)
         if refused := refused_in(Path(place)):
             raise UsageError(refused)
     return run.directory

@@ -19,7 +19,7 @@ from ndd_engine.errors import TrainingError, said, shortened
 from ndd_engine.measure.reporting import LossReader
 from ndd_engine.processes import limit_of
 from ndd_engine.record.events import Event, MarkEvent, TextsEvent
-from ndd_engine.text import printable
+from ndd_engine.text import number, printable
 from ndd_engine.workloads.base import Batch, MeanLoss, Weight, Workload
 from ndd_engine.workloads.interface import kind, place
 from ndd_engine.workloads.problems import Problems
@@ -58,7 +58,7 @@ class Result:
 
     def mark(self, step: int, better: str) -> MarkEvent:
         """For the record. better: "lower" or "higher"."""
-        text = shortened(", ".join(f"{name} {value:.4g}" for name, value in self.metrics.items()))
+        text = shortened(", ".join(f"{name} {number(value, 4)}" for name, value in self.metrics.items()))
         data = {"metrics": self.metrics, "seconds": self.seconds, "batches": self.batches, "better": better}
         return MarkEvent("evaluation", step, f"evaluation at step {step:,}: {text}", data)
 
@@ -198,7 +198,7 @@ class Monitor:
         if not self.section.patience or self.waited < self.section.patience:
             return None
         times = f"{self.waited} evaluation{'s' if self.waited > 1 else ''}"
-        since = "" if self.best is None else f" since its best value {self.best:.4g}"
+        since = "" if self.best is None else f" since its best value {number(self.best, 4)}"
         return f"{printable(name)} has not improved in {times}{since} (evaluate.patience)"
 
     def state(self) -> dict[str, Any]:

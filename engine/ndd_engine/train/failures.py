@@ -114,19 +114,22 @@ def out_of_memory(
         parts.append("filled by " + ", ".join(filled))
     if snapshot := memory_history.out_of_memory(error):
         parts.append(snapshot)
-    return "; ".join((*parts, smaller_batch(config)))
+    return "; ".join((*parts, less_memory(config)))
 
 
-def smaller_batch(config: Config) -> str:
-    """The next smaller micro-batch with the same effective batch, as command-line options."""
+def less_memory(config: Config) -> str:
+    """What needs less memory with the same effective batch, as command-line options."""
     batch = config.batch
     smaller = next((micro for micro in range(batch.micro - 1, 0, -1) if batch.items % micro == 0), None)
+    budget = ""
+    if config.memory.budget is None and not config.speed.cuda_graph:
+        budget = "; or compute activations again in backward: --set memory.budget=auto"
     if smaller is None:
         advice = f"reduce batch.sequence ({batch.sequence}) or use a smaller model"
-        return f"the micro-batch is already 1: {advice}"
+        return f"the micro-batch is already 1: {advice}{budget}"
     return (
         f"the next smaller micro-batch with the same effective batch of {batch.items:,}: "
-        f"--set batch.micro={smaller} --set batch.accumulation={batch.items // smaller}"
+        f"--set batch.micro={smaller} --set batch.accumulation={batch.items // smaller}{budget}"
     )
 
 

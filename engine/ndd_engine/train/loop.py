@@ -24,7 +24,7 @@ from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.measure.reporting import LossReader, Reporter, StepWork, first_bad
 from ndd_engine.record.events import Json, MarkEvent, NotFiniteEvent
 from ndd_engine.record.rundir import resume_text
-from ndd_engine.run import pause_mark, resume_mark
+from ndd_engine.run.control import pause_mark, resume_mark
 from ndd_engine.text import size
 from ndd_engine.train.data.loader import OwnOrder, at_pass_end, end_pass
 from ndd_engine.workloads.base import Batch

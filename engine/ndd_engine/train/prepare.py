@@ -16,8 +16,17 @@ from typing import Any
 import torch
 
 from ndd_engine.batches import expanded
+from ndd_engine.child import ChildError, ChildProcess, spec_of
 from ndd_engine.config import Config, anywhere, to_toml
-from ndd_engine.errors import NddError, OutOfMemoryError, UsageError, message_of, said, shortened
+from ndd_engine.errors import (
+    MachineError,
+    NddError,
+    OutOfMemoryError,
+    UsageError,
+    message_of,
+    said,
+    shortened,
+)
 from ndd_engine.files import PATIENCE_S, replacing, unwritable
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import Machine, usable_threads
@@ -27,7 +36,7 @@ from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock
 from ndd_engine.measure.reporting import work_event
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent
-from ndd_engine.text import counted, printable
+from ndd_engine.text import counted, printable, span
 from ndd_engine.train.data.loader import cannot_load, no_step
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.parallel.world import World, check_data, check_model, device_of, from_first
@@ -48,6 +57,9 @@ from .loop import Loop
 from .request import OpenRun
 from .settings import UNKNOWN_STEPS
 from .step.stepper import Stepper
+
+# Chooses what blocks of the model compute again; a program of its own, since `predict` is above `train`.
+_PLANNER = "ndd_engine.predict.probe_process"
 
 
 @dataclass
@@ -167,18 +179,40 @@ def _decided(run: OpenRun, machine: Machine) -> tuple[Config, SizeChoice | None]
     draft, ranks = run.request.draft, run.ranks
     if ranks is None:
         config, choice = decide(draft, machine, run.stage)
-        return anywhere(config), choice
+        return _within_budget(run, anywhere(config)), choice
     threads, chosen = ranks.place.threads(usable_threads(machine.host)), None
 
     def make() -> Json:
         nonlocal chosen
         config, chosen = decide(draft, machine, run.stage, threads)
-        return anywhere(config).model_dump(mode="json")
+        return _within_budget(run, anywhere(config)).model_dump(mode="json")
 
     found = from_first(ranks.store, ranks.place, "config", make)
     config = Config.model_validate_json(json.dumps(found))
     torch.set_num_threads(config.run.threads or threads)
     return config, chosen
+
+
+def _within_budget(run: OpenRun, config: Config) -> Config:
+    """The configuration with the levels of the model's blocks that memory.budget asks for. Raises NddError.
+
+    They are chosen in another process, whose memory and random numbers are not those of the run.
+    """
+    if config.memory.budget is None or config.memory.recompute:
+        return config
+    command = {"do": "plan", **spec_of(None, None, (), config.model_dump(mode="json", exclude_none=True))}
+    try:
+        with ChildProcess(_PLANNER) as child:
+            found = child.ask(
+                command, None, lambda text: run.stage(f"memory budget: {text}") if text else None
+            )
+    except ChildError as error:
+        kind = {kind.exit_status: kind for kind in (UsageError, MachineError)}.get(
+            error.status or 0, NddError
+        )
+        raise kind(str(error)) from None
+    run.put(MarkEvent("choice", 0, f"memory.budget {config.memory.budget}: {found['reason']}"))
+    return config.changed(memory={"recompute": found["recompute"]})
 
 
 def _write_config(run: OpenRun, config: Config, machine: Machine) -> None:
@@ -244,7 +278,7 @@ def _rehearse(stepper: Stepper, batches: Batches, cores: int | None) -> Rehearsa
             raise OutOfMemoryError(text) from None
         raise
     if dropped := stepper.parts.keep_cheap(found.part_calls, found.micro_ns):
-        why = f"because timing would slow down a micro-batch of {found.micro_ns / 1e6:.2g} ms"
+        why = f"because timing would slow down a micro-batch of {span(found.micro_ns)}"
         found.notes.append(f"Not timed separately: {', '.join(dropped)} in forward, {why}.")
     return found
 

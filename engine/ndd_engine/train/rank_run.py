@@ -16,7 +16,7 @@ from ndd_engine.errors import EXIT_FAILED, NddError, UsageError
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.file import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, bare
-from ndd_engine.run import EXIT_OF, Run
+from ndd_engine.run.run import EXIT_OF, Run
 from ndd_engine.text import printable
 from ndd_engine.train.parallel.rank_place import Cause, HostRanks, first_over, introduce, record_end
 

@@ -30,7 +30,7 @@ from ndd_engine.measure.phase_clock import PhaseClock, no_phase
 from ndd_engine.measure.reporting import WorkCounter
 from ndd_engine.record.event import ThreadTime
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
-from ndd_engine.text import counted, number
+from ndd_engine.text import counted, number, printable
 from ndd_engine.train.checkpoint_state import kept_buffers, kept_random
 from ndd_engine.train.data.item_sources import StreamOrder, item_bytes
 from ndd_engine.train.data.loader import CPU, Batches
@@ -38,6 +38,7 @@ from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch, Stream, Workload, parameter_count
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import problems
+from ndd_watch import recompute
 from ndd_watch.switches import same_item
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def rehearse(stepper: Stepper, batch: Batch, baseline: Baseline | None = None) -
         stepper.compute = stepper.shared
         try:
             calls = stepper.parts.calls.copy()
-            with _watch_format(stepper.model, found):
+            with _watch_format(stepper.model, found), _refuse_effects(stepper):
                 _count(stepper, batch, found)
             found.part_calls = stepper.parts.calls - calls
             if stepper.config.speed.compile != "off":
@@ -224,6 +225,17 @@ def _agree(stepper: Stepper, strategy: Strategy, found: Rehearsal) -> None:
     if failed and why is None:
         stepper.compute = stepper.shared
         found.compile_error = "torch.compile failed on another rank"
+
+
+@contextmanager
+def _refuse_effects(stepper: Stepper) -> Iterator[None]:
+    """Raise UsageError for a block of `memory.recompute` that cannot compute twice with the same result."""
+    modules = {block.name: block.module for block in recompute.blocks_of(stepper.model)}
+    with recompute.watched_effects(stepper.model, modules) as effects:
+        yield
+    for name, why in effects.items():
+        if why:
+            raise UsageError(f"memory.recompute: {printable(name)} cannot compute again: {why}")
 
 
 @contextmanager

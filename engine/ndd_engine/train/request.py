@@ -16,7 +16,7 @@ from ndd_engine.hardware.detect import Nvml, detect
 from ndd_engine.record.events import Event, Json, RunEvent, StageEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
-from ndd_engine.run import Control, StopNow
+from ndd_engine.run.control import Control, StopNow
 from ndd_engine.workloads.interface import problems
 
 from . import loggers

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from ndd_engine.config.schema import CheckpointSection, Config, EvaluateSection
 from ndd_engine.errors import TrainingError
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.text import counted, plural
 from ndd_engine.train.rehearsal import Rehearsal
-from ndd_watch.changes import GLOBALS
+from ndd_watch import recompute
+from ndd_watch.changes import GLOBALS, OF_SCRIPTS
 
 from .data.item_sources import StreamOrder
-from .data.loader import Batches, EvalBatches
+from .data.loader import Batches, EvalBatches, FirstBatch
 from .step.stepper import Stepper
 
 # Steps of a run that ends after a number of passes of unknown length.
@@ -87,8 +89,8 @@ class VerifiedSettings:
         self._gpu = stepper.device.type == "cuda"
         self.recorded: dict[str, SettingEvent] = {}
         self._new: list[SettingEvent] = []
-        self._first_workers: tuple[int, ...] = ()
-        self._first_eval_workers: tuple[int, ...] = ()
+        # By the prefix of the keys: the workers of the first pass over the data.
+        self._first_workers: dict[str, tuple[int, ...]] = {}
 
     def of_model(self, rehearsal: Rehearsal) -> list[SettingEvent]:
         """Precision, speed and optimizer settings, after the test step.
@@ -125,8 +127,7 @@ class VerifiedSettings:
             self._check("speed.compile", speed.compile, how, rehearsal.graphs > 0)
         for key, kind in GLOBALS.items():
             if self._gpu or not kind.on_gpu:
-                applied, in_effect, how = kind(self.config.value(key), None).applied()
-                self._check(key, applied, how, in_effect)
+                self._read_back(key)
             else:
                 self._check(key, False, NO_GPU)
         how = "read back from torch; operations without a deterministic implementation raise"
@@ -137,6 +138,18 @@ class VerifiedSettings:
             if last is None:
                 how = "this model has no 2-D convolution"
             self._check("speed.channels_last", bool(last), how)
+
+        if levels := self.config.memory.levels:
+            used = sum(block.used for block in recompute.blocks_of(self.stepper.model))
+            how = f"{used} of {counted(len(levels), 'block')} were called in the test step"
+            self._check("memory.recompute", counted(used, "block"), how, used == len(levels))
+        if budget := self.config.memory.budget:
+            how = (
+                f"{counted(len(levels), 'block')} keep less for backward"
+                if levels
+                else "no block has to keep less"
+            )
+            self._check("memory.budget", budget, how)
 
         chosen = self.config.speed.attention
         found = rehearsal.counter.attention if rehearsal.counter is not None else []
@@ -199,18 +212,18 @@ class VerifiedSettings:
                 f"clip.max_norm = {self.config.clip.max_norm:g} is not used: the step has not called train.update() in "
                 "the whole first epoch; call it, or set clip.max_norm = 0"
             )
-        self._workers(epochs_begun)
+        if self.batches.seen is not None:
+            self._loader("", self.batches.loader, self.batches.seen)
         self._items()
-        if every := self.config.run.gc_every_steps:
-            ours = not gc.isenabled()
-            how = f"automatic garbage collection is {'off' if ours else 'still on'}, read back from gc"
-            self._check("run.gc_every_steps", every if ours else 0, how)
+        if self.config.run.gc_every_steps:
+            self._read_back("run.gc_every_steps")
         return self._take()
 
     def of_evaluation(self, inference_mode: bool) -> list[SettingEvent]:
         """Evaluation settings, after an evaluation, and settings that are visible only between steps."""
         self._check("evaluate.inference_mode", inference_mode, "read back from torch during the evaluation")
-        self._eval_workers()
+        if self.evaluation.seen is not None:
+            self._loader("eval_", self.evaluation.loader, self.evaluation.seen)
         if self.stepper.graph is None:  # a captured graph keeps the gradients in its own memory
             dropped = all(parameter.grad is None for parameter in self.stepper.parameters)
             how = f"between steps the gradients were {'None' if dropped else 'kept and filled with zeros'}"
@@ -221,12 +234,22 @@ class VerifiedSettings:
         new, self._new = self._new, []
         return new
 
+    def _read_back(self, key: str) -> None:
+        """A setting that the table of changes reads back."""
+        applied, in_effect, how = OF_SCRIPTS[key](self.config.value(key), None).found()
+        self._check(key, applied, how, in_effect)
+
+    def _usual(self, key: str) -> bool:
+        """Whether a setting is the default."""
+        section, name = key.split(".")
+        table = getattr(self.config, section)
+        return bool(self.config.value(key) == type(table).model_fields[name].default)
+
     def _check(self, key: str, applied: object, verified: str, in_effect: bool | None = None) -> None:
         """Add an event if it is new. in_effect: None if `applied` has to equal the setting."""
-        section, name = key.split(".")
-        table, value = getattr(self.config, section), self.config.value(key)
+        value = self.config.value(key)
         effect = applied == value if in_effect is None else in_effect
-        if value == type(table).model_fields[name].default:
+        if self._usual(key):
             effect = None
         event = SettingEvent(key, _text(value), _text(applied), effect, verified)
         if self.recorded.get(key) != event:
@@ -241,58 +264,40 @@ class VerifiedSettings:
             return
         section = self.config.parallel
         for name in type(section).model_fields:
-            if getattr(section, name) != type(section).model_fields[name].default:
+            if not self._usual(f"parallel.{name}"):
                 self._check(f"parallel.{name}", "off", "a single process trains the model", False)
 
-    def _workers(self, epochs_begun: int) -> None:
-        loader, seen = self.config.loader, self.batches.seen
-        if seen is None:
-            return
+    def _loader(self, prefix: str, loader: DataLoader[Any] | None, seen: FirstBatch) -> None:
+        """A loader, by the first batch of a pass over its data. prefix: of its keys, "eval_" for evaluations."""
         alive = len(seen.workers)
         how = f"{alive} worker processes were running at the first batch"
-        self._check("loader.workers", alive, how if alive else "batches are created in the training process")
-        if loader.prefetch is not None and self.batches.loader is not None:
-            self._check("loader.prefetch", self.batches.loader.prefetch_factor, "read back from the loader")
-        if not loader.in_order and self.batches.loader is not None:
-            found = self.batches.loader.in_order
-            how = (
-                "the workers of a stream take turns"
-                if found and loader.workers
-                else "read back from the loader"
-            )
-            self._check("loader.in_order", found, how)
-        if loader.pin_memory:
+        self._check(
+            f"loader.{prefix}workers", alive, how if alive else "batches are created in the training process"
+        )
+        if loader is not None and not self._usual(f"loader.{prefix}prefetch"):
+            self._check(f"loader.{prefix}prefetch", loader.prefetch_factor, "read back from the loader")
+        if not self._usual(f"loader.{prefix}pin_memory"):
             how = "the first batch was inspected" if self._gpu else NO_GPU
             if seen.device != "cpu":
                 how = "the data is on the device: nothing is copied"
-            self._check("loader.pin_memory", seen.pinned, how)
-        if not loader.non_blocking:
-            how = "copies block the host" if self._gpu else NO_GPU
-            self._check("loader.non_blocking", False, how, self._gpu)
-        if epochs_begun == 1:
-            self._first_workers = seen.workers
-        elif loader.workers:
-            kept = set(seen.workers) == set(self._first_workers)
-            how = f"the second epoch used {'the same' if kept else 'new'} processes"
-            self._check("loader.persistent", kept, how, kept == (loader.persistent is not False))
-
-    def _eval_workers(self) -> None:
-        loader, seen = self.config.loader, self.evaluation.seen
-        if seen is None:
+            self._check(f"loader.{prefix}pin_memory", seen.pinned, how)
+        first = self._first_workers.setdefault(prefix, seen.workers)
+        if first is not seen.workers and first:
+            kept = set(seen.workers) == set(first)
+            turn = "evaluation" if prefix else "epoch"
+            wanted = self.config.value(f"loader.{prefix}persistent")
+            how = f"the second {turn} used {'the same' if kept else 'new'} processes"
+            self._check(f"loader.{prefix}persistent", kept, how, kept == (wanted is not False))
+        if prefix:
             return
-        alive = len(seen.workers)
-        self._check("loader.eval_workers", alive, f"{alive} worker processes were running at the first batch")
-        if loader.eval_prefetch is not None and self.evaluation.loader is not None:
-            ahead = self.evaluation.loader.prefetch_factor
-            self._check("loader.eval_prefetch", ahead, "read back from the loader")
-        if loader.eval_pin_memory is not None:
-            how = "the first batch was inspected" if self._gpu else NO_GPU
-            self._check("loader.eval_pin_memory", seen.pinned, how)
-        if loader.eval_persistent and self._first_eval_workers:
-            kept = set(seen.workers) == set(self._first_eval_workers)
-            how = f"the second evaluation used {'the same' if kept else 'new'} processes"
-            self._check("loader.eval_persistent", kept, how)
-        self._first_eval_workers = self._first_eval_workers or seen.workers
+        if loader is not None and not self._usual("loader.in_order"):
+            stream = loader.in_order and loader.num_workers
+            how = "the workers of a stream take turns" if stream else "read back from the loader"
+            self._check("loader.in_order", loader.in_order, how)
+        if not self._usual("loader.non_blocking"):
+            self._check(
+                "loader.non_blocking", False, "copies block the host" if self._gpu else NO_GPU, self._gpu
+            )
 
     def _items(self) -> None:
         source, seen = self.batches.source, self.batches.seen
@@ -323,4 +328,6 @@ def _text(value: object) -> str:
     """A value as it is written in TOML."""
     if isinstance(value, bool):
         return "true" if value else "false"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
     return "not set" if value is None else str(value)

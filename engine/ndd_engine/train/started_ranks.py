@@ -14,12 +14,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ndd_engine.errors import EXIT_FAILED, UsageError
-from ndd_engine.record.channel import send
 from ndd_engine.record.events import EndEvent, Event, StageEvent
 from ndd_engine.record.file import Listener, Recorder, RunReader, load_state
 from ndd_engine.record.rundir import RunDir, RunLock, discard, new_run_dir
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.run import EXIT_OF, Executor, Run
+from ndd_engine.run.channel import send
+from ndd_engine.run.run import EXIT_OF, Executor, Run
 from ndd_engine.text import counted
 from ndd_engine.train.parallel.rank_place import record_end
 

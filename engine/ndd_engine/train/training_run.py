@@ -19,7 +19,8 @@ from ndd_engine.record.figures import death_figures
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir, bare, new_run_dir, resume_text, set_aside
 from ndd_engine.record.state import RunState
-from ndd_engine.run import Executor, StopNow
+from ndd_engine.run.control import StopNow
+from ndd_engine.run.run import Executor
 from ndd_engine.train.parallel.rank_place import Cause, leave_cause, other_over, others
 
 from .loggers import Loggers
@@ -146,9 +147,13 @@ class TrainingRun(Executor):
             log, project = self._config.log, self._config.workload.name.partition(":")[0]
             self._loggers = Loggers(log, run.directory, project, self.run.recorder)
         run.stage("importing torch", "resume" if self.request.resume is not None else "prepare")
+        from ndd_engine.measure.trainer_watch import PreparationWatch
+
         from .prepare import prepare_run  # torch comes with it
 
-        prepared = self._prepared = prepare_run(run)
+        ranked = self.ranks is not None
+        with PreparationWatch(run.put, lambda: run.control.stopping, ranked) as watch:
+            prepared = self._prepared = prepare_run(replace(run, put=watch.put))
         try:
             status = prepared.loop.run()
         except (StopNow, TrainingError):

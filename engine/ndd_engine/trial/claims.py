@@ -18,21 +18,13 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import Machine
 from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import TrialEvent, WindowEvent
-from ndd_engine.text import duration, number, printable
+from ndd_engine.text import duration, factor, number, printable, times
 from ndd_watch.changes import Place
 
+from .campaign import Campaign, CampaignState
 from .compare import Interval, Recorded, Stretch, host_ns_of, observe, rate, ratio, spread
 from .estimates import CONFIDENCE, Estimate, Usual, estimate, interval, joined
-from .outcome import (
-    Base,
-    Measure,
-    PairVariances,
-    Progress,
-    TrialRequest,
-    breaks_even,
-    startup_s,
-    with_interval,
-)
+from .outcome import Base, Measure, PairVariances, breaks_even, startup_s, with_interval
 from .trial import run_trial
 from .tuning import place_of
 
@@ -164,14 +156,11 @@ class Found:
 
 @dataclass
 class Measurer:
-    """Measures the parts of a claim; a measurement that they share is made once. budget_s: of each measurement."""
+    """Measures the parts of a claim; a measurement that they share is made once."""
 
     claim: Claim
-    measure: Measure
     watch: Watch
-    budget_s: float
-    stop: threading.Event
-    tell: Callable[[str, Progress | None], None]
+    campaign: Campaign[ClaimsState]
     _trials: dict[Variant, list[TrialEvent]] = field(default_factory=dict)
     _runs: dict[tuple[tuple[str, ...], int], Recorded] = field(default_factory=dict)
 
@@ -192,8 +181,8 @@ class Measurer:
         A trial ends as soon as a difference is clear, which may be before its size is.
         """
         done = self._done(variant)
-        left = self.budget_s - sum(trial.seconds for trial in done)
-        if not done or self.stop.is_set() or len(done) >= MOST_TRIALS or left < done[-1].seconds:
+        left = self.campaign.budget_s - sum(trial.seconds for trial in done)
+        if not done or self.campaign.stop.is_set() or len(done) >= MOST_TRIALS or left < done[-1].seconds:
             return None
         self._one_more(variant, left)
         return self.part(part, variant)
@@ -207,7 +196,7 @@ class Measurer:
     def _trial(self, variant: Variant) -> TrialEvent:
         done = self._done(variant)
         if not done:
-            self._one_more(variant, self.budget_s)
+            self._one_more(variant, self.campaign.budget_s)
         for trial in done:
             if trial.verdict in ("failed", "out of memory", "stopped"):
                 raise NotMeasuredError(trial.text)
@@ -219,9 +208,8 @@ class Measurer:
         base = Base(f"{self.claim.id} baseline", None, self.claim.workload, variant.base)
         # One process cannot tell the memory and the startup of one side from those of the other.
         restarts = any(part.kind in ("memory", "start") for part in self.claim.parts)
-        request = TrialRequest(base, variant.change, budget_s, restarts=restarts)
-        trial = self.measure(request, lambda progress: self.tell("", progress), self.stop)
-        self._done(variant).append(trial)
+        self.campaign.say("")
+        self._done(variant).append(self.campaign.trial(base, variant.change, budget_s, restarts=restarts))
 
     def _speed(self, part: Part, variant: Variant) -> Found:
         return Found(_interval(self._trial(variant)))
@@ -249,7 +237,7 @@ class Measurer:
             raise NotMeasuredError("the startup time is unknown")
         extra = max(startup_s(change) - startup_s(base), 0.0)
         steps_s = part.steps * base["step_s"]
-        note = f"over {part.steps:,} steps plus {duration(extra)} of additional startup; {found.ratio:.3g}x per step"
+        note = f"over {part.steps:,} steps plus {duration(extra)} of additional startup; {times(found.ratio)} per step"
         if trial.break_even_steps:
             note += f", {breaks_even(trial.break_even_steps)}"
         over = found.map(lambda speed: float(steps_s / (extra + steps_s / speed)))
@@ -277,8 +265,8 @@ class Measurer:
     def _run(self, sets: tuple[str, ...], share: float, turn: int = 0) -> Recorded:
         """A run over `share` of the budget. turn: distinguishes runs of the same settings."""
         if (sets, turn) not in self._runs:
-            self.tell("observing a run", None)
-            run = self.watch(self.claim.workload, sets, self.budget_s * share, self.stop)
+            self.campaign.say("observing a run")
+            run = self.watch(self.claim.workload, sets, self.campaign.budget_s * share, self.campaign.stop)
             if run is None:
                 raise NotMeasuredError("stopped before it was measured")
             self._runs[sets, turn] = run
@@ -291,7 +279,7 @@ class Measurer:
             sets = variant.base if side == 0 else (*variant.base, *variant.change)
             stretches[side].extend(read(self._run(sets, 0.25, turn)))
         if not all(stretches):
-            raise NotMeasuredError(f"no {what} within {duration(self.budget_s / 4)}")
+            raise NotMeasuredError(f"no {what} within {duration(self.campaign.budget_s / 4)}")
         usual = PairVariances().usual(self._run(variant.base, 0.25).run.device_name)
         # The interval of the windows lacks what the two pairs of processes differ by.
         return Found(ratio(rate(stretches[1]), rate(stretches[0]), Usual(usual.variance / 2, usual.df)))
@@ -312,7 +300,7 @@ class Measurer:
         run = self._run(variant.base, 1.0)
         done = _evaluations(run)
         if not done:
-            raise NotMeasuredError(f"no evaluation within {duration(self.budget_s)}")
+            raise NotMeasuredError(f"no evaluation within {duration(self.campaign.budget_s)}")
         step_s = run.run.items_per_step / run.rate.value
         steps_s = part.steps * step_s
 
@@ -436,15 +424,11 @@ class ClaimResult:
 
 
 @dataclass(frozen=True, slots=True)
-class ClaimsState:
-    """How far the measurement is. claim: the current one, number `index` of `count`."""
+class ClaimsState(CampaignState[ClaimResult]):
+    """How far the measurement is. claim: the current one of `count`, None between two of them."""
 
-    results: tuple[ClaimResult, ...]
-    claim: Claim | None
-    index: int
-    count: int
-    stage: str = ""
-    progress: Progress | None = None
+    claim: Claim | None = None
+    count: int = 0
 
 
 def measurements(claim: Claim, place: Place) -> int:
@@ -463,28 +447,23 @@ def run_claims(
     machine: Machine | None = None,
 ) -> tuple[ClaimResult, ...]:
     """Measure them in order. budget_s: of each measurement. stop: set it to return what was measured so far."""
-    stop = stop or threading.Event()
     machine = machine or detect(use_torch=False)
     place = place_of(machine)
     device = machine.chosen.name if machine.chosen is not None else machine.host.cpu
-    results: list[ClaimResult] = []
-    for index, claim in enumerate(wanted):
-        if stop.is_set():
-            break
+    campaign = Campaign(ClaimsState(count=len(wanted)), tell, stop, budget_s, measure)
 
-        def say(stage: str, progress: Progress | None, claim: Claim = claim, index: int = index) -> None:
-            tell(ClaimsState(tuple(results), claim, index, len(wanted), stage, progress))
-
-        say("", None)
-        measurer = Measurer(claim, measure, watch, budget_s, stop, say)
+    def one(_index: int, claim: Claim) -> None:
+        campaign.say("", claim=claim)
+        measurer = Measurer(claim, watch, campaign)
         begin = time.monotonic()
         parts = tuple(_measure(part, place, measurer) for part in claim.parts)
-        if stop.is_set():
-            break
-        seconds = round(time.monotonic() - begin, 1)
-        results.append(ClaimResult(claim, verdict(parts), parts, seconds, device))
-        tell(ClaimsState(tuple(results), None, index + 1, len(wanted)))
-    return tuple(results)
+        if not campaign.stop.is_set():
+            seconds = round(time.monotonic() - begin, 1)
+            result = ClaimResult(claim, verdict(parts), parts, seconds, device)
+            campaign.say(claim=None, rows=(*campaign.state.rows, result))
+
+    campaign.each(wanted, one)
+    return campaign.state.rows
 
 
 def _measure(part: Part, place: Place, measurer: Measurer) -> PartResult:
@@ -494,7 +473,7 @@ def _measure(part: Part, place: Place, measurer: Measurer) -> PartResult:
     where = variant.where
     if missing:
         where += f" (the guide's configuration {missing})"
-    if measurer.stop.is_set():
+    if measurer.campaign.stop.is_set():
         return PartResult(part, "not measured", variant, where=where, reason="stopped before it was measured")
     try:
         found = measurer.part(part, variant)
@@ -581,7 +560,7 @@ def shown(part: Part, found: Found) -> str:
     percent = part.kind == "share"
 
     def form(figure: float) -> str:
-        return f"{figure * 100:.1f} %" if percent else f"{figure:.3g}"
+        return f"{figure * 100:.1f} %" if percent else factor(figure)
 
     head = form(value.ratio) + ("" if percent else "x")
     return head if value.low == value.high else with_interval(head, CONFIDENCE, value.low, value.high, form)

@@ -624,7 +624,6 @@ QUIET = (
 )  # fmt: skip
 # Time limit for preparing and the first steps.
 PREPARE_S = 300.0
-_POLL_S = 0.1
 
 
 def observe(workload: str, sets: Sequence[str], seconds: float, stop: threading.Event) -> Recorded | None:
@@ -651,23 +650,19 @@ class ShortRun(ChildServer):
 
     def observe(self, command: Json) -> Json:
         """See the function of this name."""
-        from ndd_engine.run import Run
+        from ndd_engine.run.run import Run
         from ndd_engine.train.request import RunRequest
         from ndd_engine.train.training_run import TrainingRun
 
-        run = Run.open(TrainingRun(RunRequest(draft_of(command), self.folder, probes=False)))
+        run, trained_s = Run.open(TrainingRun(RunRequest(draft_of(command), self.folder, probes=False))), None
 
-        def end() -> None:
-            while run.recorder.snapshot().step == 0 and not run.finished.is_set():
-                time.sleep(_POLL_S)
-            time.sleep(command["seconds"])
-            run.control.request("kill", "measured for long enough", "stopped")
+        def enough(snapshot: Snapshot) -> bool:
+            nonlocal trained_s
+            if snapshot.step and trained_s is None:
+                trained_s = time.monotonic()
+            return trained_s is not None and time.monotonic() - trained_s >= command["seconds"]
 
-        threading.Thread(target=end, daemon=True).start()
-        try:
-            found = run.execute()
-        finally:
-            run.close()
+        found = run.execute_until(enough)
         if found.status == "failed":
             raise NddError(found.reason)
         return {}

@@ -9,16 +9,13 @@ do these.
 
 from __future__ import annotations
 
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from ndd_engine.config import Config, read
-from ndd_engine.errors import ConfigError, UsageError
+from ndd_engine.errors import UsageError
 from ndd_engine.hardware.detect import detect, equal_gpus
 from ndd_engine.hardware.gpus import Machine, usable_threads
 from ndd_engine.record.event import EXCHANGE, SKEW
@@ -26,10 +23,10 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import counted, factor, percent, span, times
 from ndd_engine.train.request import preflight
 
+from .campaign import Campaign, CampaignState
 from .estimates import CONFIDENCE
-from .outcome import Base, Measure, Progress, TrialRequest, with_interval
+from .outcome import Base, Measure, with_interval
 from .trial import run_trial
-from .tuning import start_config
 
 # What stays the same for every number of ranks: the batch of a rank (weak scaling) or that of all (strong scaling).
 RANK, EFFECTIVE = HOLDS = ("rank", "effective")
@@ -299,16 +296,10 @@ class ScalingRow:
 
 
 @dataclass(frozen=True, slots=True)
-class ScalingState:
-    """How far it is. hold: see `points`. failed: why nothing more is measured."""
+class ScalingState(CampaignState[ScalingRow]):
+    """How far it is. hold: see `points`."""
 
-    rows: tuple[ScalingRow, ...]
-    hold: str
-    stage: str = ""
-    progress: Progress | None = None
-    elapsed_s: float = 0.0
-    stopped: bool = False
-    failed: str = ""
+    hold: str = RANK
 
     @property
     def batch_text(self) -> str:
@@ -379,52 +370,37 @@ def run_scaling(
     is measured, StoppedError if stopped while the model size is chosen, and NddError if none can be chosen.
     """
     plan(request, machine)
-    stop, begun, state = stop or threading.Event(), time.monotonic(), ScalingState((), RANK)
-
-    def say(**changes: Any) -> None:
-        nonlocal state
-        state = replace(state, elapsed_s=round(time.monotonic() - begun, 1), **changes)
-        tell(state)
-
+    campaign = Campaign(ScalingState(), tell, stop, request.budget_s, measure, keep)
     base = request.base
     draft = read(base.config, (*base.sets, "parallel.ranks=1"), base.workload)
     if draft.size == "auto":  # chosen once for all numbers of ranks
-        alone = replace(base, sets=(*base.sets, "parallel.ranks=1"))
-        with tempfile.TemporaryDirectory(prefix="ndd-scaling-") as folder:
-            size = start_config(alone, draft, Path(folder), lambda text: say(stage=text), stop)
+        size = campaign.start_config(replace(base, sets=(*base.sets, "parallel.ranks=1")), draft)
         chosen = [f"workload.size={size.workload.size}", f"batch.micro={size.batch.micro}"]
         if size.run.threads is not None:
             chosen.append(f"run.threads={size.run.threads}")
         base = replace(base, sets=(*base.sets, *chosen))
     config, compared = plan(replace(request, base=base), machine)
     first, *others = compared
-    rows = [ScalingRow(first), *(ScalingRow(point, first=first) for point in others)]
-    say(rows=tuple(rows), hold=request.hold or held(config))
+    rows = (ScalingRow(first), *(ScalingRow(point, first=first) for point in others))
+    campaign.say(rows=rows, hold=request.hold or held(config))
     name = f"{base.name} on {counted(first.ranks, 'rank')}"
     start = replace(base, name=name, sets=(*base.sets, *first.sets({})), run=None)
-    for index, point in enumerate(others, 1):
-        if stop.is_set() or state.failed:
-            break
-        say(stage=point.name)
-        one = TrialRequest(start, point.sets(first.settings()), request.budget_s, within=WITHIN)
-        try:
-            trial = measure(one, lambda progress: say(progress=progress), stop)
-        except (ConfigError, UsageError) as error:
-            say(failed=f"{point.name}: {error}")
-            break
-        keep(trial)
-        if not rows[0].facts and trial.base.get("step_s") is not None:
-            rows[0] = replace(rows[0], facts=trial.base)
+
+    def one(index: int, point: Point) -> None:
+        campaign.say(point.name)
+        trial = campaign.trial(start, point.sets(first.settings()), within=WITHIN)
+        if not campaign.state.rows[0].facts and trial.base.get("step_s") is not None:
+            campaign.put(0, facts=trial.base)
         taken = lost(first, trial.base, point, trial.change)
-        rows[index] = replace(rows[index], facts=trial.change, trial=trial, lost=taken)
-        say(rows=tuple(rows))
+        campaign.put(index + 1, facts=trial.change, trial=trial, lost=taken)
         unprepared = trial.verdict == "failed" and trial.base.get("prepare_s") is None
         if unprepared and "baseline itself" in trial.text:
             ranks = sorted({other.ranks for other in compared} - {first.ranks})
             more = f"; to leave it out: --ranks {','.join(map(str, ranks))}" if len(ranks) > 1 else ""
-            say(failed=f"{first.name}: {trial.text}{more}")
-    say(stage="", progress=None, stopped=stop.is_set())
-    return state
+            campaign.say(failed=f"{first.name}: {trial.text}{more}")
+
+    campaign.each(others, one)
+    return campaign.state
 
 
 def _seconds(facts: Mapping[str, Any], part: str) -> float | None:

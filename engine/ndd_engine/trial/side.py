@@ -33,7 +33,7 @@ from ndd_engine.errors import NddError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import resident_peak, usable_threads
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent, SettingEvent, StageEvent
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.text import printable
 from ndd_engine.train.checkpoint_state import kept_random, random_state, restore_random_state
 from ndd_engine.train.failures import explain

@@ -33,11 +33,11 @@ from ndd_engine.files import open_regular
 from ndd_engine.hardware.detect import detect, equal_gpus
 from ndd_engine.hardware.gpus import Gpu
 from ndd_engine.hardware.load import LoadWatch
-from ndd_engine.record.channel import RECORD, send
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.file import RunReader, truncate_torn_line, write_whole
 from ndd_engine.record.rundir import RunDir, RunLock, all_runs, check_regular, flocked
 from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.run.channel import RECORD, send
 from ndd_engine.text import duration, printable
 from ndd_engine.train.request import preflight
 from ndd_watch.changes import LOADER, switched_by

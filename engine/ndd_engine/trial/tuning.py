@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ndd_engine.child import ChildError, StoppedError, spec_of, ticker
-from ndd_engine.config import Config, Draft, anywhere, changed_toml, read, to_toml
+from ndd_engine.config import Config, changed_toml, read, to_toml
 from ndd_engine.config.schema import why_no_graph
-from ndd_engine.config.workload_sections import OWN, kind
-from ndd_engine.errors import ConfigError, NddError, UsageError
+from ndd_engine.errors import ConfigError, UsageError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import Machine
 from ndd_engine.record.events import TrialEvent
@@ -26,30 +23,11 @@ from ndd_engine.text import factor, number, printable, times
 from ndd_engine.train.request import preflight
 from ndd_watch.changes import ARITHMETIC, SET, TABLE, Candidate, Place, candidates
 
+from .campaign import Campaign, CampaignState
 from .estimates import estimate_of, judged, over
-from .outcome import (
-    Base,
-    Measure,
-    Progress,
-    TrialRequest,
-    breaks_even,
-    flatten,
-    under_load,
-    with_interval,
-)
-from .sides import SideProcess
+from .outcome import Base, Measure, breaks_even, flatten, under_load, with_interval
 from .trial import run_trial
 
-# What is known of the models and data of workloads: batches gathered from tensors in memory, a decoder whose loop is
-# unrolled by the compiler, and what their models use.
-KNOWN = {
-    "chartext": frozenset({"in memory", "attention"}),
-    "eeg": frozenset({"in memory"}),
-    "antispoof": frozenset({"convolutions"}),
-    "finetune": frozenset({"attention"}),
-    "summarise": frozenset({"unrolled"}),
-    OWN: frozenset({"attention", "convolutions"}),
-}
 # Flags of CPUs with native bf16; others convert, which is slower than fp32.
 BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 
@@ -67,15 +45,15 @@ def place_of(machine: Machine, cpuinfo: Path = Path("/proc/cpuinfo")) -> Place:
     return Place(machine.device != "cpu", max(int(machine.host.usable_cpus), 1), capability, bf16)
 
 
-def trained(place: Place, config: Config) -> Place:
-    """A machine on which a configuration is trained."""
+def trained(place: Place, config: Config, model: frozenset[str]) -> Place:
+    """A machine on which a configuration is trained. model: what is known of it, see Place."""
     amp, ranks = config.precision.amp, config.parallel.ranks
     scales = amp == "fp16" or (amp == "auto" and place.old)  # as `make_precision` chooses
     return replace(
         place,
         cores=max(place.cores // ranks, 1),  # the ranks of a machine share them
         settings=flatten(config.model_dump(mode="json")),
-        model=KNOWN.get(kind(config.workload) or "", frozenset()),
+        model=model,
         no_graph=why_no_graph(place.gpu, ranks, scales, config.optimizer.name) or "",
     )
 
@@ -92,7 +70,7 @@ def observed(place: Place, seen: Mapping[str, Any], device: str, threads: int | 
     )  # fmt: skip
 
 
-State = Literal["waiting", "measuring", "kept", "dropped", "skipped"]
+RowState = Literal["waiting", "measuring", "kept", "dropped", "skipped"]
 
 NOT_ASKED = "not selected with --only"
 
@@ -109,27 +87,22 @@ class TuningRow:
     """
 
     candidate: Candidate
-    state: State
+    state: RowState
     trial: TrialEvent | None = None
     to_start: TrialEvent | None = None
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class TuningState:
+class TuningState(CampaignState[TuningRow]):
     """How far tuning is. toml: the resulting configuration, "" until done. text: the result in one sentence.
 
-    stopped: interrupted, or failed (text says why); the rows hold what was measured.
+    stopped: interrupted, or failed (text says why).
     """
 
-    rows: tuple[TuningRow, ...]
-    stage: str
-    progress: Progress | None = None
-    elapsed_s: float = 0.0
     done: bool = False
     toml: str = ""
     text: str = ""
-    stopped: bool = False
 
     @property
     def kept(self) -> tuple[TuningRow, ...]:
@@ -182,13 +155,14 @@ def run_tuning(
     stop: once set, the current trial is cancelled, and the result is what was measured so far. Raises UsageError for
     mistakes before anything is measured, and what the first trial raises.
     """
-    tuning = Tuning(budget_s, only, tell, stop or threading.Event(), measure)
+    campaign = Campaign(TuningState(), tell, stop, budget_s, measure)
     draft = read(base.config, base.sets, base.workload)
     rough = preflight(draft, use_torch=False)
     machine = machine or detect(rough.run.device, use_torch=False)
-    tuning.say("preparing")
+    campaign.say("preparing")
+    config = campaign.start_config(base, draft)
+    found = candidates(trained(place_of(machine), config, draft.model))
     with tempfile.TemporaryDirectory(prefix="ndd-tune-") as folder:
-        config = start_config(base, draft, Path(folder), tuning.say, tuning.stop)
         # Write everything out, so that all trials start from the same configuration.
         path = Path(folder, "start.toml")
         path.write_text(to_toml(config), encoding="utf-8")
@@ -196,37 +170,23 @@ def run_tuning(
         def refused(kept: Sequence[str], sets: Sequence[str]) -> str:
             return SET if read(path, (*kept, *sets)).resolve() == read(path, kept).resolve() else ""
 
-        found = candidates(trained(place_of(machine), config))
         start = replace(base, config=path, workload=None, sets=())
-        state = tuning.run(start, found, refused, config.run.max_steps)
+        state = Tuning(campaign, only).run(start, found, refused, config.run.max_steps)
         device = machine.chosen.name if machine.chosen is not None else machine.host.cpu
         heading = f"Written by tune from {base.name}, on {device}.\n{state.text}"
         heading = "\n".join(map(printable, heading.splitlines()))
         toml = changed_toml(read(path, state.sets).resolve(), heading, _reasons(state.rows))
-    tuning.say("done", done=True, toml=toml)
-    return tuning.state
+    campaign.say("done", done=True, toml=toml)
+    return campaign.state
 
 
 class Tuning:
-    """Trials of one candidate after another.
-
-    budget_s: of each trial. only: see `run_tuning`. tell: receives the state whenever it changes. outside: see
-    TrialRequest.
-    """
+    """Trials of one candidate after another. only: see `run_tuning`. outside: see TrialRequest."""
 
     def __init__(
-        self,
-        budget_s: float,
-        only: Sequence[str],
-        tell: Callable[[TuningState], None],
-        stop: threading.Event,
-        measure: Measure,
-        outside: bool = False,
+        self, campaign: Campaign[TuningState], only: Sequence[str] = (), outside: bool = False
     ) -> None:
-        self.stop, self.state = stop, TuningState((), "starting")
-        self._budget_s, self._only, self._tell, self._measure = budget_s, only, tell, measure
-        self._outside = outside
-        self._begun = time.monotonic()
+        self.campaign, self._only, self._outside = campaign, only, outside
 
     def run(
         self,
@@ -250,76 +210,51 @@ class Tuning:
         rows = tuple(
             TuningRow(one, "skipped" if why[one.name] else "waiting", reason=why[one.name]) for one in found
         )
-        self.say("preparing", rows=rows)
-        trouble = ""
-        for index in range(len(self.state.rows)):
-            if self.stop.is_set():
-                break
-            try:
-                self._try(index)
-            except NddError as error:
-                if not any(row.trial for row in self.state.rows):
-                    raise
-                trouble = str(error)
-                break
+        campaign = self.campaign
+        campaign.say("preparing", rows=rows)
+        campaign.each(rows, self._try)
+        trouble = campaign.state.failed
         cut_short = "not reached" if not trouble else f"not reached: {trouble}"
-        rows = tuple(_ended(row, cut_short) for row in self.state.rows)
-        stopped = self.stop.is_set() or bool(trouble)
-        self.state = replace(self.state, rows=rows, stopped=stopped)
-        self.state = replace(
-            self.state, text=_summary(self.state) + (f"; stopped: {trouble}" if trouble else "")
-        )
-        return self.state
+        rows = tuple(_ended(row, cut_short) for row in campaign.state.rows)
+        state = replace(campaign.state, rows=rows, stopped=campaign.state.stopped or bool(trouble))
+        campaign.state = replace(state, text=_summary(state) + (f"; stopped: {trouble}" if trouble else ""))
+        return campaign.state
 
-    def say(self, stage: str, progress: Progress | None = None, **changes: Any) -> None:
-        """Tell how far it is."""
-        elapsed = time.monotonic() - self._begun
-        self.state = replace(self.state, stage=stage, progress=progress, elapsed_s=elapsed, **changes)
-        self._tell(self.state)
-
-    def _try(self, index: int) -> None:
-        candidate = self.state.rows[index].candidate
-
-        def put(**changes: Any) -> None:
-            rows = list(self.state.rows)
-            rows[index] = replace(rows[index], **changes)
-            self.say(self.state.stage, rows=tuple(rows))
-
-        if self.state.rows[index].state != "waiting":
+    def _try(self, index: int, row: TuningRow) -> None:
+        campaign, candidate = self.campaign, row.candidate
+        if row.state != "waiting":
             return
         if why := self._not_now(candidate):
-            put(state="skipped", reason=why)
+            campaign.put(index, state="skipped", reason=why)
             return
-        put(state="measuring")
-        self.say(f"measuring {candidate.title}")
-        kept, before = self.state.sets, self.state.final
-        trial = self._run("the best so far", kept, candidate.sets)
+        campaign.put(index, state="measuring")
+        campaign.say(f"measuring {candidate.title}")
+        kept, before = campaign.state.sets, campaign.state.final
+        trial = self._trial("the best so far", kept, candidate.sets)
         if trial.verdict == "stopped":
-            put(state="skipped", trial=trial, reason="stopped before it was measured")
+            campaign.put(index, state="skipped", trial=trial, reason="stopped before it was measured")
             return
         helps, why = _judged(trial, self._max_steps)
-        if not helps:
-            put(state="dropped", trial=trial, reason=why)
+        campaign.put(index, state="kept" if helps else "dropped", trial=trial, reason=why)
+        if not helps or campaign.stop.is_set():
             return
-        put(state="kept", trial=trial, reason=why)
-        if self.stop.is_set():
-            return
-        self.say(f"confirming {candidate.title} vs. the baseline")
-        total = self._run("the baseline", (), (*kept, *candidate.sets))
+        campaign.say(f"confirming {candidate.title} vs. the baseline")
+        total = self._trial("the baseline", (), (*kept, *candidate.sets))
         if trouble := unconfirmed(total, before):
-            put(state="dropped", to_start=total, reason=trouble)
+            campaign.put(index, state="dropped", to_start=total, reason=trouble)
         else:
-            put(to_start=total)
+            campaign.put(index, to_start=total)
 
-    def _run(self, name: str, kept: Sequence[str], sets: Sequence[str]) -> TrialEvent:
+    def _trial(self, name: str, kept: Sequence[str], sets: Sequence[str]) -> TrialEvent:
         base = replace(self._start, name=name, sets=(*self._start.sets, *kept))
-        request = TrialRequest(base, tuple(sets), self._budget_s, outside=self._outside)
-        return self._measure(request, lambda progress: self.say(self.state.stage, progress), self.stop)
+        return self.campaign.trial(base, sets, outside=self._outside)
 
     def _not_now(self, candidate: Candidate) -> str:
         """Why a candidate is not measured on top of the kept settings; "" if it is."""
         group = candidate.group
-        tried = [row for row in self.state.rows if group and row.candidate.group == group and row.trial]
+        tried = [
+            row for row in self.campaign.state.rows if group and row.candidate.group == group and row.trial
+        ]
         failed = len([row for row in tried if row.state == "dropped"])
         if tried and tried[-1].state == "dropped" and failed >= PATIENCE.get(group, len(tried) + 1):
             return f"{tried[-1].candidate.title} did not help"
@@ -334,30 +269,9 @@ class Tuning:
         if group == "amp" and any(row.state == "kept" for row in tried):
             return f"{tried[0].candidate.title} was kept"
         try:
-            return self._refused(self.state.sets, candidate.sets)
+            return self._refused(self.campaign.state.sets, candidate.sets)
         except ConfigError as error:
             return "; ".join(problem.message for problem in error.problems)
-
-
-def start_config(
-    base: Base, draft: Draft, folder: Path, tell: Callable[[str], None], stop: threading.Event
-) -> Config:
-    """Resolve the draft: choose size "auto" by measurement and make the data path absolute.
-
-    folder: for an intermediate file. Raises NddError if no size can be chosen, or when stopped.
-    """
-    if draft.size != "auto":
-        return anywhere(draft.resolve())
-    try:
-        with SideProcess(spec_of(base.config, base.workload, base.sets)) as side:
-            text = side.choose(ticker("choosing the model size", tell, stop))
-    except StoppedError:
-        raise StoppedError("stopped before anything was measured") from None
-    except ChildError as error:
-        raise NddError(f"the model size cannot be chosen: {error}") from None
-    chosen = folder / "chosen.toml"
-    chosen.write_text(text, encoding="utf-8")
-    return read(chosen).resolve()
 
 
 def _ended(row: TuningRow, cut_short: str) -> TuningRow:
@@ -439,7 +353,7 @@ def _figures(trial: TrialEvent) -> str:
     """ "1.42x (95 % CI 1.38 to 1.47)", "" without a ratio."""
     if trial.ratio is None:
         return ""
-    return with_interval(f"{trial.ratio:.3g}x", trial.confidence, trial.low, trial.high)
+    return with_interval(times(trial.ratio), trial.confidence, trial.low, trial.high, factor)
 
 
 def unconfirmed(total: TrialEvent, before: TrialEvent | None) -> str:

@@ -25,6 +25,7 @@ from ndd_engine.config.loading import text_of
 from ndd_engine.errors import UsageError
 from ndd_engine.text import counted, duration, factor, number, plural, printable, size, times
 from ndd_engine.trial.blocks import switched_off
+from ndd_engine.trial.campaign import Campaign, CampaignState
 from ndd_engine.trial.estimates import CONFIDENCE, Estimate, Replicates, judged
 from ndd_engine.trial.outcome import differences, with_interval
 from ndd_engine.trial.sides import SideProcess
@@ -560,19 +561,23 @@ def verify(
     starts. stop: set it to stop early and keep the results so far. clock: seconds.
     """
     candidates = [_Candidate(proposal) for proposal in chosen]
-    race = _Race(situation, answers, budget_s, tell, stop, clock)
+
+    def told(state: CampaignState[Proposal]) -> None:
+        tell(state.stage, min(campaign.share, 1.0))
+
+    campaign: Campaign[CampaignState[Proposal]]
+    campaign = Campaign(CampaignState(), told, stop, budget_s, clock=clock)
+    race = _Race(situation, answers, campaign)
     try:
         alive = sorted(candidates, key=lambda one: not one.proposal.present)
         for number in range(MOST_ROUNDS):
             alive = race.round(alive[::-1] if number % 2 else alive, number)
-            alive = _survivors(alive, FINALISTS if race.share > SORTED else (len(alive) + 1) // 2)
+            alive = _survivors(alive, FINALISTS if campaign.share > SORTED else (len(alive) + 1) // 2)
             race.close([one for one in candidates if one not in alive])
             extra = number + 1 - len(ROUNDS)
             even = extra >= 0 and not extra % 2
-            if not alive or race.share > 1 or (even and _settled(candidates, answers)):
+            if not alive or campaign.share > 1 or stop.is_set() or (even and _settled(candidates, answers)):
                 break
-    except WizardStoppedError:
-        pass  # keep the results so far
     finally:
         race.close(candidates)
     return [replace(one.proposal, measured=_measured(one)) for one in candidates]
@@ -606,30 +611,20 @@ def _held(candidates: Sequence[_Candidate]) -> int:
 class _Race:
     """Runs the candidates of each round one at a time, since they would compete for cores."""
 
-    def __init__(
-        self,
-        situation: Situation,
-        answers: Answers,
-        budget_s: float,
-        tell: TellShare,
-        stop: threading.Event,
-        clock: Callable[[], float],
-    ) -> None:
-        self._situation, self._answers = situation, answers
-        self._budget_s, self._tell, self._stop = budget_s, tell, stop
-        self._clock, self._begin = clock, clock()
+    def __init__(self, situation: Situation, answers: Answers, campaign: Campaign[Any]) -> None:
+        self._situation, self._answers, self._campaign = situation, answers, campaign
         # Candidates whose processes stay alive between rounds, oldest first.
         self._holding: list[_Candidate] = []
 
     def round(self, candidates: Sequence[_Candidate], number: int) -> list[_Candidate]:
         """Measure one round. Returns the candidates that succeeded."""
         done: list[_Candidate] = []
-        for place, one in enumerate(candidates):
+
+        def measure(place: int, one: _Candidate) -> None:
             # The first round leaves time for the others, which compare; the present configuration comes first in it.
-            if (self.share > 1 and (number or done)) or (
-                not number and self.share > SORTED and len(done) > 1
-            ):
-                break
+            share = self._campaign.share
+            if (share > 1 and (number or done)) or (not number and share > SORTED and len(done) > 1):
+                return
             of = f"the {len(candidates)} still compared" if number else f"{len(candidates)}"
             words = f"measuring {place + 1} of {of}, round {number + 1}"
             if number >= len(ROUNDS):
@@ -639,8 +634,10 @@ class _Race:
             except ChildError as error:
                 one.verdict = f"out of memory: {error}" if error.kind == "oom" else str(error)
                 self.close([one])
-                continue
-            done.append(one)
+            else:
+                done.append(one)
+
+        self._campaign.each(candidates, measure)
         return done
 
     def close(self, candidates: Sequence[_Candidate]) -> None:
@@ -658,16 +655,8 @@ class _Race:
         while self._holding and _held(self._holding) + (proposal.memory_bytes or 0) > proposal.free_bytes:
             self.close(self._holding[:1])
 
-    @property
-    def share(self) -> float:
-        """The share of the budget that is spent; may exceed 1."""
-        return (self._clock() - self._begin) / self._budget_s
-
     def _measure(self, one: _Candidate, steps: int, limit_s: float, words: str) -> None:
-        def tell(text: str) -> None:
-            self._tell(text, min(self.share, 1.0))
-
-        tick = ticker(words, tell, self._stop)
+        tick = ticker(words, self._campaign.say, self._campaign.stop)
         if one.side is None:
             self._make_room(one.proposal)
             one.side = side_of(self._answers, one.proposal)

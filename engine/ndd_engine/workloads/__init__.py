@@ -1,1 +1,43 @@
-"""The built-in workloads: what is trained, on which data. This package itself imports without torch."""
+"""What a factory may use: `from ndd_engine.workloads import Settings`. docs/own-model.md describes each name.
+
+The built-in workloads use these names and nothing else of the engine. They are imported on first use: data can be read
+without torch.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .base import GatherItems, MeanLoss, build_checked, full_precision, sliding_windows
+    from .interface import Facts, Settings
+    from .problems import (
+        ErrorList,
+        Problems,
+        files_below,
+        is_folder,
+        json_strings,
+        numbered_lines,
+        read_text,
+        read_texts,
+    )
+    from .series import SeriesLayout, split, window_count
+
+__all__ = [
+    "ErrorList", "Facts", "GatherItems", "MeanLoss", "Problems", "SeriesLayout", "Settings", "build_checked",
+    "files_below", "full_precision", "is_folder", "json_strings", "numbered_lines", "read_text", "read_texts",
+    "sliding_windows", "split", "window_count",
+]  # fmt: skip
+_MODULES = {
+    "base": ("GatherItems", "MeanLoss", "build_checked", "full_precision", "sliding_windows"),
+    "interface": ("Facts", "Settings"),
+    "series": ("SeriesLayout", "split", "window_count"),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF.get(name, 'problems')}"), name)
+    globals()[name] = found
+    return found

@@ -12,14 +12,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ndd_engine.text import size
-
-from .interface import Facts, Settings
-from .problems import KEY, UNREADABLE_PATH, ErrorList, Problems, path_error, suggest_path
+from ndd_engine.workloads import ErrorList, Facts, Problems, Settings, files_below
 
 SAMPLE_RATE = 16_000  # Hz, of all clips
 HOP = 160  # samples between the frames of a spectrogram
-MAX_BYTES = 4 << 30  # all clips are kept in memory, two bytes per sample
+MAX_GIB = 4  # all clips are kept in memory, two bytes per sample
 SHORTEST_S = 0.1  # minimum length of a recording
 RATES = (4_000, 192_000)  # Hz
 UNREADABLE = (OSError, EOFError, wave.Error, ValueError)  # raised when a bad file is read
@@ -113,9 +110,9 @@ def read(settings: Settings) -> SpeechData:
     longest = samples / SAMPLE_RATE
     seconds = sum(min(recording.seconds or longest, longest) for recording in data.recordings)
     held = int(seconds * SAMPLE_RATE * 2) * (2 if data.copied else 1)
-    if held > MAX_BYTES:
-        message = f"the clips take {size(held)} and are kept in memory"
-        key, allowed = "workload.clips" if builtin else KEY, f"at most {size(MAX_BYTES)}"
+    if held > MAX_GIB << 30:
+        message = f"the clips take {held / (1 << 30):.3g} GiB and are kept in memory"
+        key, allowed = "workload.clips" if builtin else problems.key, f"at most {MAX_GIB} GiB"
         problems.add(key, message, allowed=allowed, suggestion="or a lower batch.sequence")
     problems.check()
     return data
@@ -135,7 +132,8 @@ def synthetic_recordings(clips: int, eval_fraction: float, samples: int) -> Spee
 
 def read_folder(eval_fraction: float, samples: int, problems: Problems) -> SpeechData:
     """A folder of WAV files: subfolders with real and spoofed speech, or only real recordings."""
-    folder, files = _wav_files(problems)
+    files = files_below(problems, (".wav",), "WAV files", ("builtin",), CLASS_FOLDERS)
+    folder = Path(problems.data).expanduser()
     kinds = {file: kind_of(file.relative_to(folder)) for file in files}
     chosen = [file for file in files if kinds[file] is not None]
     notes = []
@@ -247,28 +245,6 @@ def _divide(
 
 
 # WAV files.
-
-
-def _wav_files(problems: Problems) -> tuple[Path, list[Path]]:
-    """The folder and every .wav file in it and below, sorted by name, except hidden ones."""
-    files = []
-    try:
-        folder = Path(problems.data).expanduser()
-        if not folder.exists():
-            advice = suggest_path(folder, problems.data, ("builtin",))
-            problems.stop("there is no such folder", '"builtin", a path to a folder of WAV files', advice)
-        if not folder.is_dir():
-            problems.stop("this is a file", "a folder of WAV files", f"its folder is {folder.parent}")
-        next(folder.iterdir(), None)  # os.walk ignores a folder that cannot be read
-        for place, subfolders, names in os.walk(folder):
-            subfolders[:] = [name for name in subfolders if not name.startswith((".", "__"))]
-            wanted = (name for name in names if name.lower().endswith(".wav") and name[0] != ".")
-            files += [Path(place) / name for name in wanted]
-    except UNREADABLE_PATH as error:
-        problems.stop(f"the folder cannot be read: {path_error(error)}")
-    if not files:
-        problems.stop("there are no WAV files in this folder or below it", CLASS_FOLDERS)
-    return folder, sorted(files)
 
 
 def _read_header(path: Path) -> tuple[int, float]:

@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from .base import Batch, GatherItems, MeanLoss, build_checked, sliding_windows
+from ndd_engine.workloads import GatherItems, MeanLoss, Settings, build_checked, sliding_windows, window_count
+
 from .chartext_data import read
-from .interface import Settings, window_count
 
 CONDITIONING = 64  # width of the noise-level embedding
 FREQUENCIES = 256  # sines and cosines of the noise level
@@ -107,7 +107,7 @@ class BitsPerCharacter(MeanLoss):
         return {"bits_per_char": loss / math.log(2), "loss": loss}
 
 
-def cross_entropy(output: Tensor, batch: Batch) -> Tensor:
+def cross_entropy(output: Tensor, batch: Any) -> Tensor:
     """Mean over characters, in nats. output: logits (B, T, vocabulary)."""
     return F.cross_entropy(output.flatten(0, 1).float(), batch[1].flatten())
 

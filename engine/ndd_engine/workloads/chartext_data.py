@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sysconfig
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
-from .interface import Facts, SeriesLayout, Settings, split
-from .problems import manual_topics, read_text, source_name
+from ndd_engine.workloads import Facts, SeriesLayout, Settings, read_text, split
 
-# Tests are half of the library and mostly tables; installed packages are not part of it.
-_LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
+from .builtin_texts import library_texts, manual_topics, source_name
 
 
 @dataclass(frozen=True)
@@ -63,17 +58,3 @@ def read(settings: Settings) -> TextData:
         notes.append(f"The text has {many}, which makes the output layer large.")
     facts = layout.facts(f"{len(text):,} characters ({len(vocabulary):,} distinct)")
     return TextData(text, vocabulary, layout, notes, facts)
-
-
-def library_texts() -> Iterator[str]:
-    """The standard library's own Python source (PSF licence), about 12 MB, file by file in the order of their names;
-    unreadable files are skipped."""
-    for folder, subfolders, names in os.walk(sysconfig.get_path("stdlib")):
-        subfolders[:] = sorted(set(subfolders) - _LEFT_OUT)
-        for name in sorted(names):
-            if name.endswith(".py"):
-                try:
-                    text = (Path(folder) / name).read_text("utf-8", errors="ignore")
-                except OSError:
-                    continue
-                yield text

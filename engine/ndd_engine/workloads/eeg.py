@@ -15,11 +15,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from ndd_engine.text import printable
+from ndd_engine.workloads import (
+    GatherItems,
+    SeriesLayout,
+    Settings,
+    build_checked,
+    sliding_windows,
+    window_count,
+)
 
-from .base import Batch, GatherItems, build_checked, sliding_windows
 from .eeg_data import EegData, read
-from .interface import SeriesLayout, Settings, window_count
 
 RHYTHMS = ((10.0, 1.0), (6.0, 0.6), (40.0, 0.3))  # alpha, theta, gamma: Hz and relative amplitude
 NOISE = 0.3
@@ -93,7 +98,7 @@ class ForecastError:
     squares: list[Tensor] = field(default_factory=list)
     labels: list[Tensor] = field(default_factory=list)
 
-    def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
+    def update(self, output: Any, batch: Any, loss: Tensor) -> None:
         self.squares.append((output.detach().float() - batch[1]).square().flatten(1))
         if len(batch) > 2:
             self.labels.append(batch[2].detach())
@@ -158,7 +163,7 @@ def make_signal(settings: Settings, data: EegData) -> tuple[Tensor, Tensor | Non
         )
     signal, constant = standardise(clipped, layout.train)
     if constant:
-        names = printable(", ".join(recording.channels[index] for index in constant[:8]))
+        names = ", ".join(recording.channels[index] for index in constant[:8])
         notes.append(f"Channels that are constant in the training part: {names}.")
     if recording.labels is None:
         return signal, None, notes

@@ -12,10 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ndd_engine.text import printable
-
-from .interface import Facts, SeriesLayout, Settings, split
-from .problems import SHOWN_ERRORS, ErrorList, Problems, read_text
+from ndd_engine.workloads import ErrorList, Facts, Problems, SeriesLayout, Settings, read_text, split
 
 SUFFIXES = (".arff", ".csv", ".tsv")
 LABEL_NAMES = frozenset({"label", "class", "y", "eyedetection"})
@@ -104,7 +101,7 @@ class Recording:
         if len(kinds) == 2:
             self.labels = array("b", (value == kinds[1] for value in written))
         elif self.label is not None:
-            name = printable(names[self.label])
+            name = names[self.label]
             self.notes.append(
                 f"The label {name!r} is not used: it has {len(kinds):,} values, and two are needed."
             )
@@ -145,7 +142,7 @@ def _arff(lines: list[str], problems: Problems) -> Recording:
                 numbers.append(match[2].split()[0].lower() in ("numeric", "real", "integer"))
         elif word != "@relation":
             errors.add(number, f"expected @relation, @attribute or @data, found {line[:40]!r}")
-            if errors.count > SHOWN_ERRORS:
+            if errors.full:
                 break
     errors.finish()
     if start is None:
@@ -191,7 +188,7 @@ def _columns(names: Sequence[str], numbers: Sequence[bool], problems: Problems) 
         allowed = "at least one numeric column in addition to the label"
         problems.stop(f"there are no numeric columns (columns: {found})", allowed)
     ignored = [name or "(unnamed)" for place, name in enumerate(names) if place not in (*numeric, label)]
-    listed = printable(", ".join(ignored[:8]))
+    listed = ", ".join(ignored[:8])
     notes = [f"Columns without numbers or without a name are ignored: {listed}."] if ignored else []
     return Recording([names[place] for place in numeric], numeric, label, notes)
 

@@ -9,7 +9,7 @@ import heapq
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -20,11 +20,10 @@ import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from .base import Batch, MeanLoss, build_checked, full_precision
+from ndd_engine.workloads import MeanLoss, Settings, build_checked, full_precision
+
 from .chartext import NextCharacterModel, Size
 from .finetune_data import read, utf8
-from .interface import Settings
-from .problems import Progress
 
 PADDING = 0  # any token would do: attention is causal, and labels at padding are not scored
 UNSCORED = -100  # cross_entropy's ignore_index
@@ -122,7 +121,7 @@ class Perplexity(MeanLoss):
     piece_bytes: Tensor
     text_bytes: Tensor | float = 0
 
-    def update(self, output: Any, batch: Batch, loss: Tensor) -> None:
+    def update(self, output: Any, batch: Any, loss: Tensor) -> None:
         super().update(output, batch, loss)
         labels: Tensor = batch[1]
         self.piece_bytes = self.piece_bytes.to(labels.device)
@@ -145,13 +144,13 @@ class Perplexity(MeanLoss):
         }
 
 
-def scored_tokens(batch: Batch) -> Tensor:
+def scored_tokens(batch: Any) -> Tensor:
     """The number of tokens that the loss of a batch is a mean over, a scalar."""
     count: Tensor = (batch[1] != UNSCORED).sum()
     return count
 
 
-def cross_entropy(output: Tensor, batch: Batch) -> Tensor:
+def cross_entropy(output: Tensor, batch: Any) -> Tensor:
     """In nats, a mean over the tokens of the micro-batch that are not padding."""
     logits = full_precision(output.flatten(0, 1))
     return F.cross_entropy(logits, batch[1].flatten(), ignore_index=UNSCORED)
@@ -246,7 +245,9 @@ def merge(tokens: list[int], pair: Pair, token: int) -> list[int]:
     return merged
 
 
-def learn(texts: Iterable[str], vocabulary: int, progress: Progress) -> tuple[BytePairs, dict[str, int]]:
+def learn(
+    texts: Iterable[str], vocabulary: int, progress: Callable[[str], None]
+) -> tuple[BytePairs, dict[str, int]]:
     """(an encoder of at most `vocabulary` tokens, the number of tokens of each distinct word of the texts).
 
     Merges the most frequent pair first; ties go to the lower left token, then to the lower right one. The vocabulary is

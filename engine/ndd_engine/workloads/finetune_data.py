@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from ndd_engine.errors import ConfigError
-
-from .interface import Facts, Settings
-from .problems import (
-    MAX_BYTES,
-    SHOWN_ERRORS,
-    UNREADABLE_PATH,
+from ndd_engine.workloads import (
     ErrorList,
-    Problems,
+    Facts,
+    Settings,
+    is_folder,
     json_strings,
-    manual_topics,
     numbered_lines,
     read_text,
-    source_name,
+    read_texts,
 )
+
+from .builtin_texts import manual_topics, source_name
 
 SUFFIXES = (".txt", ".text", ".md")
 # Characters of a document: at least two words of the encoder, so that there is a token to predict.
@@ -137,11 +131,8 @@ def _paragraphs(text: str) -> Iterator[str]:
 def _own_documents(settings: Settings, notes: list[str]) -> list[str]:
     """The documents of a file or folder, longest first, without duplicates."""
     problems = settings.problems
-    folder = False
-    with suppress(*UNREADABLE_PATH):  # reading the path reports why
-        folder = Path(settings.data).expanduser().is_dir()
-    if folder:
-        texts = _folder(problems)
+    if is_folder(settings.data):
+        texts = read_texts(problems, SUFFIXES)
     else:
         text = read_text(problems, (*SUFFIXES, ".jsonl"), ("builtin",))
         if settings.data.lower().endswith(".jsonl"):
@@ -158,37 +149,6 @@ def _own_documents(settings: Settings, notes: list[str]) -> list[str]:
     if len(once) < len(usable):
         notes.append(f"Ignored documents: {len(usable) - len(once):,} duplicates.")
     return sorted(once, key=len, reverse=True)
-
-
-def _folder(problems: Problems) -> list[str]:
-    """The text files below a folder, sorted by path. Raises ConfigError with every unusable file."""
-    before = len(problems.found)
-
-    def unreadable(error: OSError) -> None:
-        problems.of(str(error.filename)).add_data(f"the folder cannot be read: {error.strerror}")
-
-    paths: list[Path] = []
-    for folder, subfolders, names in os.walk(Path(problems.data).expanduser(), onerror=unreadable):
-        subfolders.sort()
-        seen = (Path(folder) / name for name in sorted(names) if not name.startswith("."))
-        paths += [path for path in seen if path.suffix.lower() in SUFFIXES]
-    if not paths and len(problems.found) == before:
-        problems.add_data("there are no text files in this folder or below it", ", ".join(SUFFIXES))
-    texts: list[str] = []
-    for path in paths:
-        with suppress(ConfigError):  # the error is in `problems`
-            texts.append(read_text(problems.of(str(path)), SUFFIXES).strip("\r\n"))
-        if sum(map(len, texts)) > MAX_BYTES:
-            message = "the texts are too long in total to be kept in memory"
-            problems.add_data(message, f"at most {MAX_BYTES:,} characters")
-            break
-    errors = len(problems.found) - before
-    if errors > SHOWN_ERRORS:
-        del problems.found[before + SHOWN_ERRORS :]
-        problems.add_data(f"{errors - SHOWN_ERRORS:,} more files with errors")
-    if errors:
-        problems.check()
-    return texts
 
 
 def _parts(text: str, settings: Settings, notes: list[str]) -> list[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import codecs
 import difflib
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -101,9 +103,14 @@ class ErrorList:
             place = f"line {place:,}" if isinstance(place, int) else place
             self.problems.add_data(f"{place}: {message}", self.allowed, suggestion)
 
+    @property
+    def full(self) -> bool:
+        """Whether further errors would only be counted."""
+        return self.count > SHOWN_ERRORS
+
     def finish(self) -> None:
         """Adds the number of errors not shown. Raises ConfigError if the list has any."""
-        if self.count > SHOWN_ERRORS:
+        if self.full:
             self.problems.add_data(f"{self.count - SHOWN_ERRORS:,} more {self.kind} with errors")
         if self.count:
             self.problems.check()
@@ -151,23 +158,74 @@ def read_text(problems: Problems, suffixes: tuple[str, ...], words: tuple[str, .
     return _decode(content, problems)
 
 
+def is_folder(data: str) -> bool:
+    """Whether it is the path of a folder that can be reached."""
+    with suppress(*UNREADABLE_PATH):
+        return Path(data).expanduser().is_dir()
+    return False
+
+
+def files_below(
+    problems: Problems,
+    suffixes: tuple[str, ...],
+    what: str,
+    words: tuple[str, ...] = (),
+    allowed: str | None = None,
+) -> list[Path]:
+    """The files with these suffixes in the folder `problems.data` and below, sorted by path, without hidden ones.
+
+    what: "WAV files". words: values allowed in place of a path. allowed: what a folder should have. Raises ConfigError
+    if there are none; a folder below that cannot be read is added to the problems.
+    """
+    data, found, before = problems.data, list[Path](), len(problems.found)
+
+    def unreadable(error: OSError) -> None:
+        problems.of(str(error.filename)).add_data(f"the folder cannot be read: {error.strerror}")
+
+    try:
+        folder = Path(data).expanduser()
+        if not folder.exists():
+            paths = ", ".join((*(f'"{word}"' for word in words), f"a path to a folder of {what}"))
+            problems.stop("there is no such folder", paths, suggest_path(folder, data, words))
+        if not folder.is_dir():
+            problems.stop("this is a file", f"a folder of {what}", f"its folder is {folder.parent}")
+        for place, subfolders, names in os.walk(folder, onerror=unreadable):
+            subfolders[:] = [name for name in subfolders if not name.startswith((".", "__"))]
+            wanted = (name for name in names if name.lower().endswith(suffixes) and name[0] != ".")
+            found += [Path(place) / name for name in wanted]
+    except UNREADABLE_PATH as error:
+        problems.stop(f"the folder cannot be read: {path_error(error)}")
+    if not found:
+        if len(problems.found) == before:
+            problems.add_data(
+                f"there are no {what} in this folder or below it", allowed or ", ".join(suffixes)
+            )
+        problems.check()
+    return sorted(found)
+
+
+def read_texts(problems: Problems, suffixes: tuple[str, ...]) -> list[str]:
+    """The text files in a folder and below, sorted by path. Raises ConfigError with every unusable file."""
+    before, texts = len(problems.found), list[str]()
+    for path in files_below(problems, suffixes, "text files"):
+        with suppress(ConfigError):  # the error is in `problems`
+            texts.append(read_text(problems.of(str(path)), suffixes).strip("\r\n"))
+        if sum(map(len, texts)) > MAX_BYTES:
+            message = "the texts are too long in total to be kept in memory"
+            problems.add_data(message, f"at most {MAX_BYTES:,} characters")
+            break
+    errors = len(problems.found) - before
+    if errors > SHOWN_ERRORS:
+        del problems.found[before + SHOWN_ERRORS :]
+        problems.add_data(f"{errors - SHOWN_ERRORS:,} more files with errors")
+    if errors:
+        problems.check()
+    return texts
+
+
 def path_error(error: Exception) -> str:
     """Why a path cannot be read, as a message."""
     return error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-
-
-def source_name(data: str, **names: str) -> str:
-    """What `workload.data` is called while it is read: one of `names` ("builtin"), else the file's name."""
-    return names.get(data, Path(data).name)
-
-
-def manual_topics(problems: Problems, suggestion: str) -> list[str]:
-    """The topics of Python's manual (PSF licence), about 465,000 characters, sorted by name. Raises ConfigError."""
-    try:
-        from pydoc_data.topics import topics  # some distributions leave it out
-    except ImportError:
-        problems.stop("this Python is installed without pydoc_data", suggestion=suggestion)
-    return [topics[name] for name in sorted(topics)]
 
 
 def _decode(content: bytes, problems: Problems) -> str:

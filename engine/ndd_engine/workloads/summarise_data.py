@@ -8,14 +8,22 @@ import itertools
 import re
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .chartext_data import library_texts
-from .interface import Facts, Settings, split
-from .problems import ErrorList, Progress, json_strings, numbered_lines, read_text, source_name
+from ndd_engine.workloads import (
+    ErrorList,
+    Facts,
+    Settings,
+    json_strings,
+    numbered_lines,
+    read_text,
+    split,
+)
+
+from .builtin_texts import library_texts, source_name
 
 # The special tokens, before the words of the vocabulary.
 UNKNOWN, START, END, PADDING = range(4)
@@ -158,7 +166,7 @@ def tokens(text: str) -> tuple[str, ...]:
     return tuple(map(sys.intern, _TOKEN.findall(text.lower())))
 
 
-def library_pairs(limit: int | None, progress: Progress = lambda _: None) -> list[Pair]:
+def library_pairs(limit: int | None, progress: Callable[[str], None] = lambda _: None) -> list[Pair]:
     """Functions and classes of the standard library (PSF licence), each with the first paragraph of its docstring.
 
     About 5,500, or up to `limit`, in the order of file names and lines. The source is without the docstring.

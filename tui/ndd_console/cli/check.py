@@ -6,7 +6,7 @@ import contextlib
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ndd_console.words.machine import advice, busy_cores, check_facts
 from ndd_engine.config import Draft, read
@@ -15,6 +15,9 @@ from ndd_engine.train.request import preflight
 
 from .options import command, configuration, json_option
 from .printing import say, show
+
+if TYPE_CHECKING:
+    from ndd_engine.predict.budget import Plan
 
 _TIMES = ("step_s", "step_measured", "steps_per_epoch", "total_steps", "epoch_s", "total_s")
 
@@ -44,6 +47,20 @@ def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_j
         return EXIT_USAGE
     show(report if as_json else [check_facts(report)])
     return EXIT_MACHINE if report["fits"] is False else EXIT_DONE
+
+
+def _plan(plan: Plan, limit_bytes: int | None) -> dict[str, Any]:
+    """What memory.budget asks for."""
+    return {
+        "limit_bytes": limit_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "found": plan.memory is not None,
+        "levels": plan.levels,
+        "blocks": plan.blocks,
+        "slower": plan.slower,
+        "refused": plan.refused,
+        "why": plan.why,
+    }
 
 
 def of_factory(draft: Draft, error: ConfigError) -> list[Problem]:
@@ -99,6 +116,8 @@ def examine(draft: Draft) -> dict[str, Any]:
         "memory_reliable": prediction.memory.reliable,
         "memory_why_not": prediction.memory.why_not,
         "nearest": prediction.nearest,
+        "ways": [asdict(way) for way in prediction.ways],
+        "budget": None if prediction.plan is None else _plan(prediction.plan, prediction.available_bytes),
         "available_bytes": prediction.available_bytes,
         "fits": prediction.fits,
         "retries": prediction.retries,

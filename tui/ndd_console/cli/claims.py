@@ -89,9 +89,9 @@ class ClaimsProgress(ProgressLines):
     def look(self, state: ClaimsState) -> None:
         from ndd_engine.trial.claims import headline
 
-        self.results([f"{result.claim.id}: {headline(result)}" for result in state.results])
+        self.results([f"{result.claim.id}: {headline(result)}" for result in state.rows])
         if state.claim is not None and state.claim.id != self._key:
             self._key = state.claim.id
-            self.news(f"{state.claim.id} ({state.index + 1} of {state.count}): {state.claim.text} …")
+            self.news(f"{state.claim.id} ({len(state.rows) + 1} of {state.count}): {state.claim.text} …")
         elif state.progress is not None or state.stage:
             self.update(f"  {measurement(state.progress) if state.progress is not None else state.stage}")

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from ndd_engine.workloads.interface import Settings
+from ndd_engine.workloads import Settings
 
 SHAPES = 3  # sine, triangle, square
 

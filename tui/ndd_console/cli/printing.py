@@ -25,6 +25,9 @@ from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import printable
 
+# Reading a longer file takes seconds; a message explains the wait.
+LONG_BYTES = 20 << 20
+
 
 def say(line: str) -> None:
     """One line to standard error, with control characters escaped."""
@@ -51,10 +54,6 @@ def show(result: dict[str, Any] | Iterable[str] | Iterable[Block]) -> None:
         texts = lines(blocks, width, colour=not plain)
     for text in texts:
         click.echo(text)
-
-
-# Reading a longer file takes seconds; a message explains the wait.
-LONG_BYTES = 20 << 20
 
 
 def tell_reading(path: Path, several: bool = False) -> None:

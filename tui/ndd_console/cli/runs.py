@@ -55,12 +55,13 @@ def runs(ctx: click.Context, as_json: bool) -> None:
 @flag("--dry-run", help="List what would be deleted.")
 @gathered
 def delete(asked: Asked) -> int:
-    """Delete runs with their checkpoints: those with these names or globs, or all that the options select.
+    """Delete runs with their checkpoints.
 
-    Only folders of runs directly in the runs folder are deleted. A run that is being written is never deleted.
+    Those with these names or globs are deleted, or all that the options select. Only folders of runs directly in the
+    runs folder are deleted. A run that is being written is never deleted.
     """
-    from ndd_engine.record.channel import age_of, candidates
-    from ndd_engine.record.channel import delete as deleted
+    from ndd_engine.run.deletion import age_of, candidates
+    from ndd_engine.run.deletion import delete as deleted
 
     names, root = asked.names, asked.root
     if not names and asked.age is None and not asked.failed:

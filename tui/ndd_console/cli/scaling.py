@@ -10,7 +10,6 @@ import click
 from ndd_console.words.trial import scaling_blocks
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
-from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import foreign
 from ndd_engine.trial.scaling import (
     HOLDS,
@@ -86,10 +85,6 @@ def scaling(asked: options.Asked) -> int:
     paused = to_pause(base, asked.root, asked.pause, max(point.ranks for point in points))
     progress = TrialProgress(sys.stderr)
 
-    def keep(trial: TrialEvent) -> None:
-        if trial.verdict != "stopped":
-            record(base.run, trial, progress.news)
-
     def look(state: ScalingState) -> None:
         """The batch once, then each trial, and its result when it is known. Called a few times a second."""
         texts = [foreign(row.text) for row in state.rows if row.text]
@@ -99,7 +94,7 @@ def scaling(asked: options.Asked) -> int:
             progress.look(replace(state.progress, stage=f"{state.stage}: {state.progress.stage}"))
 
     with stoppable("the measurement") as stop, held(paused, progress.news, stop):
-        state = run_scaling(request, look, stop, keep)
+        state = run_scaling(request, look, stop, lambda trial: record(base.run, trial, progress.news))
     progress.finish()
     show(state.to_dict() if asked.as_json else scaling_blocks(state, asked.baseline or "CONFIG"))
     bad = state.failed or any(row.trial is not None and row.trial.verdict == "failed" for row in state.rows)

@@ -19,8 +19,9 @@ from ndd_engine.script.command import (
 )
 from ndd_engine.script.script_tuning import observe, tune_script
 from ndd_engine.script.trials import run_script_trial
+from ndd_engine.trial.campaign import Campaign
 from ndd_engine.trial.outcome import Progress, TrialRequest
-from ndd_engine.trial.tuning import Tuning, place_of
+from ndd_engine.trial.tuning import Tuning, TuningState, place_of
 
 from .options import Asked
 from .printing import record, say, show, stoppable
@@ -44,13 +45,13 @@ def tune_script_run(asked: Asked, script: RunDir | None) -> int:
         def measure(
             request: TrialRequest, tell: Callable[[Progress], None], stop: threading.Event | None
         ) -> TrialEvent:
-            trial = run_script_trial(request, run.config, run.device, tell, stop)
-            if trial.verdict != "stopped":
-                record(directory, trial, say)
-            return trial
+            return run_script_trial(request, run.config, run.device, tell, stop)
 
-        look, side_effects = TuningProgress(say).look, asked.allow_side_effects
-        tuning = Tuning(asked.budget, asked.only, look, stop, measure, side_effects)
+        look = TuningProgress(say).look
+        campaign = Campaign(
+            TuningState(), look, stop, asked.budget, measure, lambda trial: record(directory, trial, say)
+        )
+        tuning = Tuning(campaign, asked.only, asked.allow_side_effects)
         tuned, edit = tune_script(directory, run, seen, place_of(detect(use_torch=False)), tuning)
     diff, advice = (edit.diff, edit.advice) if edit is not None else ([], ())
     if asked.as_json:

@@ -14,15 +14,16 @@ from typing import Literal
 import ndd_profiles
 from ndd_console.words.blocks import Block, Text, moment
 from ndd_console.words.machine import machine_blocks
+from ndd_console.words.run import metrics_text
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
 from ndd_engine.errors import INTERRUPTED, NddError, UsageError, error_text
 from ndd_engine.files import write_text
-from ndd_engine.record.channel import send
 from ndd_engine.record.events import Event, TrialEvent
 from ndd_engine.record.file import RunReader, damage_text
 from ndd_engine.record.rundir import RunDir, all_runs
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.run import Run
+from ndd_engine.run.channel import send
+from ndd_engine.run.run import Run
 from ndd_engine.text import MISSING, number, printable
 from ndd_engine.train.started_ranks import StartedRanks
 
@@ -335,7 +336,7 @@ def run_row(directory: RunDir) -> tuple[RunRow, str]:
         changed_t = directory.path.stat().st_mtime
     if snapshot.best is not None:
         name, value = next(iter(snapshot.best.metrics.items()), ("", None))
-        best = "" if value is None else f"{name} {value:.4g}"
+        best = "" if value is None else metrics_text({name: value})
     row = RunRow(
         name=directory.name,
         workload=workload,

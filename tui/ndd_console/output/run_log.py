@@ -19,7 +19,7 @@ from ndd_engine.record.events import Event, FindingEvent, MarkEvent, RunEvent, S
 from ndd_engine.record.figures import setting_text
 from ndd_engine.record.file import Listener
 from ndd_engine.record.snapshot import Snapshot, TimedMark
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.text import printable
 
 # Kinds of marks that are reported.

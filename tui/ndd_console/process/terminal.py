@@ -26,6 +26,14 @@ from ndd_console.widgets.foreground import allow_background, terminal_mode
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED
 from ndd_engine.record.rundir import resume_text
 
+_PR_SET_PDEATHSIG = 1
+_POLL_S = 0.2
+# Leave the alternate screen, show the cursor, end mouse and paste modes, wrap lines, reset colours.
+_MODES_OFF = (1000, 1003, 1006, 1015, 2004, 1004)
+_RESTORE = (
+    "\x1b[<u\x1b[?1049l\x1b[?25h" + "".join(f"\x1b[?{mode}l" for mode in _MODES_OFF) + "\x1b[?7h\x1b[0m"
+)
+
 
 def capabilities(ascii_only: bool) -> Look:
     """Detect the capabilities from the locale, NO_COLOR, TERM and SSH_CONNECTION."""
@@ -135,15 +143,6 @@ def hangup_watch(descriptor: int, lost: Callable[[], None]) -> Iterator[None]:
     threading.Thread(target=watch, name="ndd-hangup", daemon=True).start()
     yield
     stop.set()
-
-
-_PR_SET_PDEATHSIG = 1
-_POLL_S = 0.2
-# Leave the alternate screen, show the cursor, end mouse and paste modes, wrap lines, reset colours.
-_MODES_OFF = (1000, 1003, 1006, 1015, 2004, 1004)
-_RESTORE = (
-    "\x1b[<u\x1b[?1049l\x1b[?25h" + "".join(f"\x1b[?{mode}l" for mode in _MODES_OFF) + "\x1b[?7h\x1b[0m"
-)
 
 
 def restart(root: Path, words: Sequence[str]) -> NoReturn:

@@ -14,9 +14,9 @@ from markupsafe import Markup
 from ndd_console.words.blocks import (
     COMMAND,
     PLACE,
+    Curves,
     Intervals,
     Kind,
-    Lines,
     Page,
     Spans,
     Stack,
@@ -39,6 +39,15 @@ _SIZE_UNITS = ((1024.0**4, "TiB"), (1024.0**3, "GiB"), (1024.0**2, "MiB"), (1024
 _RATIOS = (
     0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 1.7, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0, 20.0, 50.0,
 )  # fmt: skip
+
+WIDTH = 760
+_RIGHT = WIDTH - 14
+_CHAR = 6.1  # width of a character of an axis label
+_HOVER = 64  # columns that show their values under the pointer
+# (x, text, anchor)
+Label = tuple[float, str, str]
+# (x, width, text)
+Area = tuple[float, float, str]
 
 
 class Axis(NamedTuple):
@@ -119,17 +128,6 @@ def _label(value: float) -> str:
     return f"{value:,.10g}"
 
 
-WIDTH = 760
-_RIGHT = WIDTH - 14
-_CHAR = 6.1  # width of a character of an axis label
-_HOVER = 64  # columns that show their values under the pointer
-
-# (x, text, anchor)
-Label = tuple[float, str, str]
-# (x, width, text)
-Area = tuple[float, float, str]
-
-
 class TimePlot:
     """The time axis. `left` to the right edge and `top` to `bottom` enclose the data; `height` is that of the image."""
 
@@ -188,8 +186,8 @@ class ValuePlot(TimePlot):
         return out
 
 
-class LinesPlot(ValuePlot):
-    def __init__(self, block: Lines) -> None:
+class CurvesPlot(ValuePlot):
+    def __init__(self, block: Curves) -> None:
         values = [value for line in block.lines for value in line.values]
         low, high = min(values), max(values)
         zero = block.zero and low > 0 and not block.log
@@ -313,7 +311,7 @@ def _environment() -> Environment:
     environment.filters.update(kind=lambda block: type(block).__name__.lower(), clip=clip)
     environment.globals.update(
         COMMAND=COMMAND, PLACE=PLACE, WIDTH=WIDTH, times=times, interval_text=interval_text,
-        lines_plot=LinesPlot, stack_plot=StackPlot, spans_plot=SpansPlot, intervals_plot=IntervalsPlot,
+        curves_plot=CurvesPlot, stack_plot=StackPlot, spans_plot=SpansPlot, intervals_plot=IntervalsPlot,
     )  # fmt: skip
     return environment
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ndd_console.view.bars import bar
-from ndd_console.view.live import title_room, title_row
 from ndd_console.view.rows import (
     BLANK,
     as_it_is,
@@ -14,8 +13,8 @@ from ndd_console.view.rows import (
     cut,
     labelled,
     paragraph,
-    rule,
     shorten,
+    titled,
     width_of,
     wrap,
 )
@@ -48,11 +47,9 @@ def _block(block: Block, width: int) -> list[Row]:
         case Diff():
             return [((part, _STYLES[tone]),) for line, tone in block.toned for part in as_it_is(line, width)]
         case Verdict():
-            title = title_row(block.title, block.ceiling, _STYLES[block.tone] if block.tone else "dim", width)
-            # Repeat a title that does not fit into the heading.
-            cut_off = cells(foreign(block.title)) > title_room(block.ceiling, width)
-            facts = [("finding", block.title)] if cut_off else []
-            return [title, *_facts([*facts, ("cause", ", ".join(block.badges)), *block.rows], width)]
+            style = _STYLES[block.tone] if block.tone else "dim"
+            facts = _facts([("cause", ", ".join(block.badges)), *block.rows], width)
+            return [*titled(block.title, width, style, block.ceiling), *facts]
         case Facts():
             return [*_title(block.title, width), *_facts(block.rows, width, block.warn)]
         case Table():
@@ -63,7 +60,7 @@ def _block(block: Block, width: int) -> list[Row]:
 
 
 def _title(title: str, width: int) -> list[Row]:
-    return [rule(shorten(foreign(title), max(width - 4, 1)), width)] if title else []
+    return titled(title, width) if title else []
 
 
 def _facts(facts: Iterable[tuple[str, str]], width: int, warn: frozenset[str] = frozenset()) -> list[Row]:

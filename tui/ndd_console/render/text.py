@@ -19,10 +19,10 @@ from ndd_console.view.style import to_ascii
 from ndd_console.words.blocks import (
     Bars,
     Block,
+    Curves,
     Diff,
     Facts,
     Intervals,
-    Lines,
     Page,
     Point,
     Spans,
@@ -109,7 +109,7 @@ def _block(block: Block) -> Iterator[RenderableType]:
                 yield Padding(_words(block.note, "dim"), (0, 0, 0, 3))
 
 
-def _figure(block: Table | Bars | Lines | Stack | Spans | Intervals) -> Iterator[RenderableType]:
+def _figure(block: Table | Bars | Curves | Stack | Spans | Intervals) -> Iterator[RenderableType]:
     match block:
         case Table():
             if block.rows:
@@ -122,7 +122,7 @@ def _figure(block: Table | Bars | Lines | Stack | Spans | Intervals) -> Iterator
             grid = _grid(_column(25), Column(width=50), Column(justify="right"))
             bars = _filled(grid, [(name, bar(share, 50), text) for name, share, text, _ in block.rows])
             yield Padding(bars, (0, 0, 0, 3))
-        case Lines() | Stack():
+        case Curves() | Stack():
             yield _plot(block)
         case Spans():
             yield f"{'':24}0 to {duration(block.time.length_s)}"
@@ -173,14 +173,14 @@ def _spark(points: Sequence[Point], length_s: float, width: int) -> Words:
     return Words("".join(levels.get(index, " ") for index in range(width)))
 
 
-def _plot(block: Lines | Stack) -> Grid:
+def _plot(block: Curves | Stack) -> Grid:
     """Each line as a sparkline from its lowest to its highest value, with name and figures."""
     legend = block.legend
     columns = zip(block.columns, *(series.figures for series in legend), strict=True)
     figures = sum(max(map(len, column)) + 2 for column in columns)
     names = max((cells(safe(series.name)) for series in legend), default=0)
     width = min(max(WIDTH - 4 - figures - names, _SPARK[0]), _SPARK[1])
-    log = isinstance(block, Lines) and block.log
+    log = isinstance(block, Curves) and block.log
     length_s = block.time.length_s
     rest = (Column(name, justify="right", no_wrap=True) for name in block.columns)
     first = _column(max(min(names, WIDTH - 4 - figures - width), 6))

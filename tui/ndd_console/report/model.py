@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from ndd_console.words.blocks import Block, Kind, Line, Lines, Point, Time
+from ndd_console.words.blocks import Block, Curves, Kind, Line, Point, Time
 from ndd_console.words.diagnosis import Diagnosis
 from ndd_engine.diagnose import Finding
 from ndd_engine.record import events
@@ -25,6 +25,14 @@ from ndd_engine.record.snapshot import Snapshot
 # Maximum number of slices and of points of a curve; neighbours merge beyond it.
 CAPACITY = 512
 FIRST_WIDTH_S = 0.05
+
+# Events kept of each kind; the newest ones win.
+KEPT = 500
+_BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
+_TRAINING = ("step", "loss", "lr", "grad_norm", "loss_scale")
+_TIMES = ("step_p50_ns", "step_p95_ns", "step_max_ns")
+_MEMORY = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "free_bytes", "others_bytes")
+SLICES = 256  # maximum number of slices in a plot
 
 
 class RunClock:
@@ -213,14 +221,6 @@ class Curve:
         return sum(point.mean * point.count for point in self.points) / total if total else None
 
 
-# Events kept of each kind; the newest ones win.
-KEPT = 500
-_BROKEN = (KeyError, TypeError, ValueError, AttributeError, IndexError, ArithmeticError)
-_TRAINING = ("step", "loss", "lr", "grad_norm", "loss_scale")
-_TIMES = ("step_p50_ns", "step_p95_ns", "step_max_ns")
-_MEMORY = ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "free_bytes", "others_bytes")
-
-
 class LateSpan(NamedTuple):
     """Steps in which a rank was late."""
 
@@ -386,9 +386,6 @@ def _ranks(history: History, at: Moment, event: events.RanksEvent) -> None:
     history.still_late = True
 
 
-COLUMNS = 256  # maximum number of slices in a plot
-
-
 @dataclass(frozen=True)
 class Report:
     """A run as of `made_t` (unix seconds). trouble: why there are no findings, or ""."""
@@ -432,7 +429,7 @@ class Report:
         self, name: str, tint: str, mean: float, value: Callable[[Slice], float | None]
     ) -> Line | None:
         """A value of each slice as a line, cut where more than two slices have none; None without any value."""
-        width, slices = self.data.timeline.slices(COLUMNS)
+        width, slices = self.data.timeline.slices(SLICES)
         values = {index: shown for index, item in slices.items() if (shown := value(item)) is not None}
         pieces: list[list[Point]] = []
         for index, shown in values.items():
@@ -454,7 +451,7 @@ class Report:
         shown = tuple(line for line in lines if line is not None)
         values = [value for line in shown for _, value in line.points]
         log = bool(values) and min(values) > 0 and max(values) > log_above * min(values)
-        return [Lines(title, kind, unit, shown, self.time, log=log, **more)] if shown else []
+        return [Curves(title, kind, unit, shown, self.time, log=log, **more)] if shown else []
 
     def to_json(self) -> dict[str, Any]:
         """The figures of the report as JSON values; null means unknown."""

@@ -54,6 +54,45 @@ _LEFT_OUT = frozenset({"run.name", "workload.path"})
 # A record may hold anything: a section that cannot be shown does not cost the page.
 _DAMAGE = (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError)
 
+_EVALUATIONS = 40  # rows of their table
+_OWN = 24  # maximum number of plots of logged values
+_METRICS = 6  # maximum number of metrics shown
+_GPU_MEMORY = (
+    ("reserved_bytes", "reserved by the allocator", "orange"),
+    ("allocated_bytes", "allocated", "blue"),
+    ("peak_allocated_bytes", "peak allocated", "sky"),
+    ("free_bytes", "free on the GPU", "green"),
+    ("others_bytes", "used by other processes", "purple"),
+)
+_HOST_MEMORY = (
+    ("host rss_bytes", "this process (RSS)", "blue"),
+    ("host workers_rss_bytes", "loader workers (RSS)", "orange"),
+)
+_UTILIZATION = (
+    ("host cpu_percent", "usable cores, all processes", "orange"),
+    ("gpu util_percent", "GPU (NVML counter)", "blue"),
+)
+_SENSORS = (
+    ("gpu temperature_c", "GPU temperature", "°C", "vermillion"),
+    ("gpu power_w", "GPU power", "W", "orange"),
+    ("gpu sm_clock_mhz", "GPU clock", "MHz", "green"),
+)
+_ROWS = 60
+_SPAN_ROWS = 24
+_FIGURES = frozenset({0, 1})
+_HOVER = 160  # characters of a text under the pointer
+# Kind of a mark -> (name of its row, colour).
+_MARKS = {
+    "evaluation": ("evaluations", "purple"),
+    "checkpoint": ("checkpoints", "green"),
+    "warning": ("warnings", "vermillion"),
+    "error": ("errors", "vermillion"),
+    "compile": ("compilations", "indigo"),
+    "recompile": ("recompilations", "wine"),
+}
+_LISTED = (*_MARKS, "pause", "resume", "choice", "note")
+Period = tuple[float, float, str]
+
 
 def page(report: Report) -> Page:
     snapshot, tried = report.snapshot, [trial for _, trial in report.data.trials]
@@ -191,11 +230,6 @@ def _toml(value: object) -> str:
     return "unset" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-_EVALUATIONS = 40  # rows of their table
-_OWN = 24  # maximum number of plots of logged values
-_METRICS = 6  # maximum number of metrics shown
-
-
 def learning(report: Report) -> list[Block]:
     """Training and evaluation loss, the other metrics, and the table of evaluations."""
     data, every = report.data, setting(report.snapshot.run, "log", "every_steps")
@@ -259,28 +293,6 @@ def _evaluations(report: Report, evaluations: list[tuple[Moment, MarkEvent]], na
     all_shown = len(rows) == len(evaluations)
     note = "" if all_shown else f"{len(rows):,} of {number(len(evaluations))} evaluations."
     return Table("Evaluations", columns, tuple(rows), frozenset(range(len(columns) - 1)), note)
-
-
-_GPU_MEMORY = (
-    ("reserved_bytes", "reserved by the allocator", "orange"),
-    ("allocated_bytes", "allocated", "blue"),
-    ("peak_allocated_bytes", "peak allocated", "sky"),
-    ("free_bytes", "free on the GPU", "green"),
-    ("others_bytes", "used by other processes", "purple"),
-)
-_HOST_MEMORY = (
-    ("host rss_bytes", "this process (RSS)", "blue"),
-    ("host workers_rss_bytes", "loader workers (RSS)", "orange"),
-)
-_UTILIZATION = (
-    ("host cpu_percent", "usable cores, all processes", "orange"),
-    ("gpu util_percent", "GPU (NVML counter)", "blue"),
-)
-_SENSORS = (
-    ("gpu temperature_c", "GPU temperature", "°C", "vermillion"),
-    ("gpu power_w", "GPU power", "W", "orange"),
-    ("gpu sm_clock_mhz", "GPU clock", "MHz", "green"),
-)
 
 
 def memory(report: Report) -> list[Block]:
@@ -359,31 +371,13 @@ def settings(report: Report) -> list[Block]:
     return [*out, table]
 
 
-_ROWS = 60
-_SPAN_ROWS = 24
-_FIGURES = frozenset({0, 1})
-_HOVER = 160  # characters of a text under the pointer
-# Kind of a mark -> (name of its row, colour).
-_MARKS = {
-    "evaluation": ("evaluations", "purple"),
-    "checkpoint": ("checkpoints", "green"),
-    "warning": ("warnings", "vermillion"),
-    "error": ("errors", "vermillion"),
-    "compile": ("compilations", "indigo"),
-    "recompile": ("recompilations", "wine"),
-}
-_LISTED = (*_MARKS, "pause", "resume", "choice", "note")
-
-Span = tuple[float, float, str]
-
-
 def findings(report: Report) -> list[Block]:
     """When each finding was present, as the run recorded it."""
     data = report.data
     if not data.findings:
         return [Text("The run recorded no findings.", "note")]
     present: dict[str, tuple[float, str]] = {}
-    spans: dict[str, list[Span]] = {}
+    spans: dict[str, list[Period]] = {}
     rows = []
     for at, event in data.findings:
         cause = str(event.cause)
@@ -410,7 +404,7 @@ def findings(report: Report) -> list[Block]:
 def events(report: Report) -> list[Block]:
     """Marks, pauses, profiler captures and trials on the time axis, and the newest marks as a table."""
     data = report.data
-    groups: list[tuple[str, str, list[Span]]] = []
+    groups: list[tuple[str, str, list[Period]]] = []
     for kind, (name, tint) in _MARKS.items():
         marked = data.marked(kind)
         spans = [(at.x - _seconds(mark.data.get("seconds")), at.x, str(mark.text)) for at, mark in marked]
@@ -438,7 +432,7 @@ def _seconds(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) and 0 < value < math.inf else 0.0
 
 
-def _merged(spans: Iterable[Span], whole_s: float) -> tuple[Span, ...]:
+def _merged(spans: Iterable[Period], whole_s: float) -> tuple[Period, ...]:
     """The spans in order; those too close to tell apart become one."""
     near = 0.003 * whole_s
     out: list[tuple[float, float, str, int]] = []

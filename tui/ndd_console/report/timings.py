@@ -16,7 +16,7 @@ from ndd_engine.record.figures import idle as idle_of
 from ndd_engine.record.figures import phase_shares, place_in_step
 from ndd_engine.text import MISSING, number, percent, plural
 
-from .model import COLUMNS, Report, Slice
+from .model import SLICES, Report, Slice
 
 RANK_0 = " These are the phases of rank 0, with its waiting for other ranks; see Ranks."
 NO_STEPS = "No step was measured."
@@ -53,7 +53,7 @@ def phases(report: Report) -> list[Block]:
 
 def _stack(report: Report, title: str, shares: Callable[[Slice], Shares], whole: Shares) -> Stack:
     """The shares of each slice as layers in the order of `whole`; small ones are summed."""
-    width, slices = report.data.timeline.slices(COLUMNS)
+    width, slices = report.data.timeline.slices(SLICES)
     columns = {index: shares(item) for index, item in slices.items()}
     small = [name for name, share in whole.items() if 0 < share < SMALLEST]
     small = small if len(small) > 1 else []

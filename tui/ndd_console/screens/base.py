@@ -34,6 +34,13 @@ _AFTER_FAILURE = "This is a defect of ndd-console. The run is not affected; all 
 POLL_S = 0.25  # between two looks at work in a thread
 MESSAGE_S = 10.0  # how long an answer to a key is shown
 
+CANCEL = "esc"
+INTERRUPT = "ctrl+c"
+_CANCELS = frozenset({"escape", "q", "ctrl+q", "n"})
+_FRAME = 4  # cells of the border and its padding
+_LEAST_FIELD = 40
+_SUSPEND = [key for key in APP_KEYS if key.action == "suspend_process"]
+
 
 def call_from_thread(target: MessagePump, callback: Callable[..., object], *args: object) -> bool:
     """Call it on the target's thread later. Returns False if the app has ended."""
@@ -309,14 +316,6 @@ class WidgetScreen(KeyScreen):
 
     def target(self, key: Key) -> Widget:
         return self.text or self if key in SCROLL_KEYS else self
-
-
-CANCEL = "esc"
-INTERRUPT = "ctrl+c"
-_CANCELS = frozenset({"escape", "q", "ctrl+q", "n"})
-_FRAME = 4  # cells of the border and its padding
-_LEAST_FIELD = 40
-_SUSPEND = [key for key in APP_KEYS if key.action == "suspend_process"]
 
 
 class Dialog(ModalScreen[str], inherit_bindings=False):

@@ -24,7 +24,15 @@ from ndd_engine.record.figures import obeyed
 from ndd_engine.record.snapshot import Snapshot
 
 from .base import CANCEL, INTERRUPT, MESSAGE_S, KeyScreen, Question
-from .pages import DiagnosisScreen, LogScreen, OwnValuesScreen, RanksScreen, RunPage, SettingsScreen
+from .pages import (
+    DiagnosisScreen,
+    LogScreen,
+    OwnValuesScreen,
+    RanksScreen,
+    RunPage,
+    SettingsScreen,
+    code_folder,
+)
 from .trial import TrialScreen, proposed_changes
 
 if TYPE_CHECKING:
@@ -67,7 +75,7 @@ class LiveScreen(KeyScreen):
         on_painted: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(look, on_painted)
-        self.canvas = Canvas(look.styles)
+        self.canvas = Canvas(look.styles, linked=look.links)
         paint_changes(self, self.canvas)
         self.source = source
         self._diagnosis = diagnosis
@@ -118,7 +126,8 @@ class LiveScreen(KeyScreen):
         self.show_rows(live_rows(*self._drawn, width, height))
 
     def show_rows(self, rows: list[Row]) -> None:
-        self.canvas.show(ascii_rows(rows) if self.look.ascii_only else rows)
+        folder = code_folder(self._snapshot) if self.look.links else None
+        self.canvas.show(ascii_rows(rows) if self.look.ascii_only else rows, folder)
 
     def _state(self) -> LiveState:
         snapshot = self._snapshot

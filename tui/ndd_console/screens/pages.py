@@ -41,6 +41,8 @@ _HEAT_ROWS = 12
 _NAME, _VALUE = 28, 12  # widths of logged values
 _NO_VALUES = "This run records no values of its own: see log() and samples in the guide to your own model."
 
+_MOST_LINES = 5000
+
 
 def help_lines(keys: tuple[Key, ...], width: int) -> list[Row]:
     told = (key for key in keys if key.help)
@@ -192,11 +194,11 @@ class RunPage(PageScreen):
             self.paint_if_current()
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
-        self.body.folder = _code_folder(self._latest)
+        self.body.folder = code_folder(self._latest)
         return super().sections(width, height)
 
 
-def _code_folder(snapshot: Snapshot) -> Path | None:
+def code_folder(snapshot: Snapshot) -> Path | None:
     """Where the code of a run is; None for a built-in workload and for a run of another machine."""
     run = snapshot.run
     if run is None or run.host != socket.gethostname():
@@ -275,9 +277,6 @@ class DiagnosisScreen(RunPage):
         self.copy(self._command, f"copied: {self._command}")
 
 
-_MOST_LINES = 5000
-
-
 class OutputLog(RichLog):
     """Lines of output. It follows the end until the user scrolls up."""
 
@@ -288,6 +287,8 @@ class OutputLog(RichLog):
         self._texts: deque[tuple[int, str]] = deque(maxlen=_MOST_LINES)  # (first row, line)
         self._wrapped_at = 0
         self.searched = ""
+        # The first rows of the lines that contain what is searched.
+        self.places: list[int] = []
 
     def add(self, lines: list[str]) -> None:
         at_end = self.scroll_offset.y >= self.max_scroll_y
@@ -296,7 +297,12 @@ class OutputLog(RichLog):
             self.scroll_end(animate=False)
 
     def _put(self, lines: list[str]) -> None:
+        searched = self.searched.casefold()
         for line in lines:
+            if len(self._texts) == self._texts.maxlen and self.places[:1] == [self._texts[0][0]]:
+                del self.places[0]
+            if searched and searched in line.casefold():
+                self.places.append(len(self.lines))
             self._texts.append((len(self.lines), line))
             text = Words(line, overflow="fold")
             if self.searched:
@@ -314,17 +320,12 @@ class OutputLog(RichLog):
         texts = [line for _, line in self._texts]
         self.clear()
         self._texts.clear()
+        self.places.clear()
         self._put(texts)
 
     def search(self, text: str) -> None:
         self.searched = text
         self._put_again()
-
-    @property
-    def places(self) -> list[int]:
-        """The first rows of the lines that contain what is searched."""
-        text = self.searched.casefold()
-        return [row for row, line in self._texts if text and text in line.casefold()]
 
 
 class LogScreen(WidgetScreen):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ndd_console.render.rows import block_rows
 from ndd_console.view.bars import interval_rows, progress_rows
 from ndd_console.view.keys import TRIAL_KEYS, Key
-from ndd_console.view.rows import BLANK, Entry, aligned, cells, paragraph, rule, shorten
+from ndd_console.view.rows import BLANK, Entry, aligned, cells, paragraph, rule, shorten, titled
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList, TextField
 from ndd_console.words.blocks import at_most
@@ -91,7 +91,7 @@ def sets_text(sets: Sequence[str]) -> str:
 
 def heading(state: TrialState, width: int, room: int) -> list[Row]:
     """What a trial does; only its title where there is little room."""
-    lines = [rule(f"measure a change against {foreign(state.base)}", width)]
+    lines = titled(f"measure a change against {state.base}", width)
     about = "Baseline and candidate train alternately until the difference is clear, for up to"
     about += f" {number(state.budget_s)} s."
     if state.pauses:
@@ -127,7 +127,7 @@ def measuring(state: TrialState, width: int) -> list[Row]:
     progress = state.progress or Progress("starting", 0.0, state.budget_s)
     stage = trial_stopping(bool(state.pauses)) if state.stopping else progress.doing
     lines = [
-        rule(f"measuring {sets_text(state.trying)}", width),
+        *titled(f"measuring {sets_text(state.trying)}", width),
         *paragraph(f"baseline: {state.base}", width, "dim"),
         BLANK,
         *progress_rows(progress, stage, width),
@@ -142,7 +142,7 @@ def result(state: TrialState, width: int, height: int) -> list[Row]:
     if trial is None:
         return [rule("the trial failed", width, "bad"), *paragraph(state.problem, width)]
     style = VERDICTS.get(trial.verdict, "text")
-    lines = [rule(f"{trial_text(trial)}: {sets_text(trial.sets)}", width, style)]
+    lines = titled(f"{trial_text(trial)}: {sets_text(trial.sets)}", width, style)
     plot = interval_rows(trial.ratio, trial.low, trial.high, width, trial.verdict)
     if plot and height >= 16:
         lines += [BLANK, *plot, BLANK]

@@ -11,7 +11,7 @@ from ndd_console.view.rows import BLANK, Entry, aligned, paragraph, rule
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import RowList
 from ndd_console.words.stopping import TUNING_STOPPING
-from ndd_console.words.trial import COLUMNS, VERDICTS, setting_texts
+from ndd_console.words.trial import SETTING_COLUMNS, VERDICTS, setting_texts
 from ndd_engine.text import duration, foreign
 
 from .base import POLL_S, WidgetScreen
@@ -28,13 +28,13 @@ _STATES: dict[str, tuple[str, str]] = {
     "dropped": ("✖", "warn"),
     "skipped": ("·", "dim"),
 }
-_SETTING, _LOSSES = COLUMNS.index("setting"), COLUMNS.index("losses")
+_SETTING, _LOSSES = SETTING_COLUMNS.index("setting"), SETTING_COLUMNS.index("losses")
 _LEFT_OUT = (6, 4, 5, 3)  # columns, in the order in which a narrow screen leaves them out
 
 
 def table(rows: Sequence[TuningRow], width: int) -> list[Row]:
     """The names of the columns, then the settings with their speedups."""
-    heads: list[list[Span]] = [[(name, "dim") for name in COLUMNS]]
+    heads: list[list[Span]] = [[(name, "dim") for name in SETTING_COLUMNS]]
     return aligned([*heads, *map(_cells, rows)], width, _SETTING, _LEFT_OUT)
 
 
@@ -132,7 +132,7 @@ class TuningScreen(WidgetScreen):
 
     def action_open(self) -> None:
         """Show what the table cuts or leaves out at this width."""
-        texts = zip(COLUMNS, setting_texts(self.body.chosen), strict=True)
+        texts = zip(SETTING_COLUMNS, setting_texts(self.body.chosen), strict=True)
         self.say("; ".join(f"{name} {foreign(text)}" for name, text in texts if text))
 
     def word(self, key: Key) -> str:

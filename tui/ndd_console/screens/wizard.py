@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from ndd_console.jobs.wizard import Field, Preview, WizardJob
 from ndd_console.render.rows import block_rows
-from ndd_console.view.bars import plot_rows, progress_line
+from ndd_console.view.bars import labelled_bar, plot_rows
 from ndd_console.view.keys import WIZARD_KEYS, Key
 from ndd_console.view.rows import BLANK, Entry, aligned, cells, ends, fit, paragraph, rule, shorten, wrap
 from ndd_console.view.style import Look, Row, Span
@@ -17,8 +17,8 @@ from ndd_console.words.blocks import Block
 from ndd_console.words.machine import DETECTING
 from ndd_console.words.stopping import STOPPING
 from ndd_console.words.wizard import (
-    COLUMNS,
     ITEMS,
+    PROPOSAL_COLUMNS,
     TOKENS,
     VERIFIED,
     about_text,
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from ndd_console.jobs.folder import StartRow
     from ndd_engine.wizard.proposals import Proposal
 
-Page = Literal["machine", "workload", "goal", "probing", "trade-offs", "verify", "file"]
-PAGES: tuple[Page, ...] = get_args(Page)
-_BEFORE: dict[Page, Page] = {
+WizardPage = Literal["machine", "workload", "goal", "probing", "trade-offs", "verify", "file"]
+WIZARD_PAGES: tuple[WizardPage, ...] = get_args(WizardPage)
+_BEFORE: dict[WizardPage, WizardPage] = {
     "workload": "machine", "goal": "workload", "probing": "goal", "trade-offs": "goal", "verify": "trade-offs",
     "file": "trade-offs",
 }  # fmt: skip
@@ -50,26 +50,26 @@ _STOPPING = f"{STOPPING}…"
 _PLOT = 10  # rows of the plot
 _CONTINUED = "    "  # before what follows of a long line
 MARKED, BEST = "✔", "●"  # marked for measurement; on the Pareto front
-BY_SPEED = next(place for place, column in enumerate(COLUMNS) if column.name == ITEMS)
+BY_SPEED = next(place for place, column in enumerate(PROPOSAL_COLUMNS) if column.name == ITEMS)
 # Columns to drop if the terminal is too narrow, in this order.
 _DROPPED = (
     "parameters", TOKENS, "remark", "accum", "dtype", "total time", "step", "size", "sequence", "ranks", "data",
 )  # fmt: skip
 
 
-def trail(page: Page, width: int) -> Row:
+def trail(page: WizardPage, width: int) -> Row:
     """The names of all pages with the current one highlighted; only the current one if they do not fit."""
-    here = PAGES.index(page)
+    here = WIZARD_PAGES.index(page)
     spans: list[Span] = []
-    for place, name in enumerate(PAGES):
+    for place, name in enumerate(WIZARD_PAGES):
         look = "accent" if place == here else "text" if place < here else "dim"
         spans += [(f"{place + 1} {name}", look), ("  ", "text")]
     if sum(cells(text) for text, _ in spans) <= width:
         return fit(tuple(spans), width)
-    return ends(((page, "accent"),), ((f"{here + 1} of {len(PAGES)}", "dim"),), width)
+    return ends(((page, "accent"),), ((f"{here + 1} of {len(WIZARD_PAGES)}", "dim"),), width)
 
 
-def machine_rows(machine: Sequence[Block] | None, width: int) -> list[Row]:
+def hardware_rows(machine: Sequence[Block] | None, width: int) -> list[Row]:
     if machine is None:
         return [((DETECTING, "dim"),)]
     return [rule("this machine", width), *block_rows(machine, width)]
@@ -93,18 +93,20 @@ def data_rows(facts: Sequence[str], width: int) -> list[Row]:
 
 def ordered(rows: Sequence[Proposal], column: int) -> list[Proposal]:
     """Sorted by a column; proposals that fit come first."""
-    return sorted(rows, key=lambda one: (not one.fits, COLUMNS[column].order(one)))
+    return sorted(rows, key=lambda one: (not one.fits, PROPOSAL_COLUMNS[column].order(one)))
 
 
 def table_rows(
     rows: Sequence[Proposal], best: Sequence[Proposal], marked: Collection[Proposal], column: int, width: int
 ) -> list[Row]:
     """The names of the columns, then the proposals."""
-    names = applicable(rows, [one.name for one in COLUMNS])
+    names = applicable(rows, [one.name for one in PROPOSAL_COLUMNS])
     alike = len({one.placement for one in rows}) < 2
-    sort = COLUMNS[column]
+    sort = PROPOSAL_COLUMNS[column]
     columns = [
-        one for one in COLUMNS if one is sort or (one.name in names and not (alike and one.name == "data"))
+        one
+        for one in PROPOSAL_COLUMNS
+        if one is sort or (one.name in names and not (alike and one.name == "data"))
     ]
     titles = [heading(one, rows) for one in columns]
     heads = [
@@ -127,9 +129,9 @@ def about_rows(one: Proposal, width: int) -> list[Row]:
     return [*paragraph(about_text(one), width, "dim"), *paragraph(remark(one, details=True), width, "warn")]
 
 
-def progress_rows(stage: str, share: float, left_s: float | None, width: int) -> list[Row]:
+def stage_rows(stage: str, share: float, left_s: float | None, width: int) -> list[Row]:
     text = f"{share * 100:.0f} %" + (f", {duration(left_s)} left" if left_s is not None else "")
-    return [((shorten(foreign(stage), width), "accent"),), progress_line(share, text, width)]
+    return [((shorten(foreign(stage), width), "accent"),), labelled_bar(share, text, width)]
 
 
 def verified_rows(verified: Sequence[Proposal], recommended: Proposal | None, width: int) -> list[Row]:
@@ -183,7 +185,7 @@ class WizardScreen(WidgetScreen):
         self.source = source
         self._leave = leave
         self._can_train = can_train
-        self.page: Page = "machine"
+        self.page: WizardPage = "machine"
         self._workloads: tuple[StartRow, ...] = ()
         self._facts: tuple[str, ...] = ()  # about the data of the chosen workload
         self.marked: tuple[Proposal, ...] = ()  # to be measured
@@ -210,7 +212,7 @@ class WizardScreen(WidgetScreen):
                 self._turn("trade-offs")
         self.paint_if_current()
 
-    def _turn(self, page: Page) -> None:
+    def _turn(self, page: WizardPage) -> None:
         """Show this page. The first entry of its list is selected."""
         self.page = page
         self.body.show(())
@@ -227,7 +229,7 @@ class WizardScreen(WidgetScreen):
         below: list[Row] = []
         match self.page:
             case "machine":
-                self.lines.show(machine_rows(source.machine, width))
+                self.lines.show(hardware_rows(source.machine, width))
             case "workload":
                 top.append(rule("workload", width))
                 self._list(self._workloads, workload_rows(self._workloads, width))
@@ -268,7 +270,7 @@ class WizardScreen(WidgetScreen):
         source = self.source
         rows = [rule("probing", width)]
         if source.working():
-            rows += progress_rows(source.stage, *source.progress(), width)
+            rows += stage_rows(source.stage, *source.progress(), width)
         else:
             rows.append(((foreign(source.stage) or "starting…", "accent"),))
         rows += [BLANK, *(row for note in source.notes for row in paragraph(note, width))]
@@ -281,7 +283,7 @@ class WizardScreen(WidgetScreen):
         source = self.source
         if source.working():
             title = rule("predicted and measured", width)
-            return [title, *progress_rows(source.stage, *source.progress(), width), BLANK]
+            return [title, *stage_rows(source.stage, *source.progress(), width), BLANK]
         order = ", best for the goal first" if source.recommended else ""
         return [rule(f"predicted and measured{order}", width)]
 
@@ -345,7 +347,7 @@ class WizardScreen(WidgetScreen):
             case _ if self.body.chosen is not None:
                 self._open_file(self.body.chosen)
 
-    def _turn_unless(self, trouble: str, page: Page) -> None:
+    def _turn_unless(self, trouble: str, page: WizardPage) -> None:
         if trouble:
             self.say(trouble, "bad")
         else:
@@ -358,7 +360,7 @@ class WizardScreen(WidgetScreen):
     action_less = partialmethod(_change, -1)
 
     def action_sort(self) -> None:
-        self.column = (self.column + 1) % len(COLUMNS)
+        self.column = (self.column + 1) % len(PROPOSAL_COLUMNS)
         self.paint()
 
     def action_plot(self) -> None:

@@ -22,13 +22,15 @@ import click
 
 from ndd_console.output.run_log import Output, RunLog
 from ndd_console.process.terminal import restart, restart_text
+from ndd_console.words.diagnosis import Diagnosis
 from ndd_console.words.finding import urgent_line
 from ndd_console.words.run import summary
 from ndd_console.words.stopping import RUN_STOPPING
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, INTERRUPTED, TERMINATED, NddError
-from ndd_engine.record.events import Event
+from ndd_engine.record.events import EndEvent, Event
 from ndd_engine.record.file import Listener
-from ndd_engine.run import Run, StopNow
+from ndd_engine.run.control import StopNow
+from ndd_engine.run.run import Run
 from ndd_engine.script.script_run import Script, ScriptRequest
 from ndd_engine.text import printable
 from ndd_engine.train.parallel.rank_place import ENV_STOPPED, OtherRankError, RankPlace, own_launcher
@@ -77,9 +79,14 @@ def observe_headless(request: ScriptRequest) -> int:
         end = run.execute()
     run.close()
     with contextlib.suppress(OSError):
-        for line in summary(run.recorder.snapshot(), end, str(run.directory.path)):
+        for line in _last_words(run, end):
             click.echo(line, err=True)
     return end.exit_status
+
+
+def _last_words(run: Run, end: EndEvent) -> list[str]:
+    snapshot = run.recorder.snapshot()
+    return summary(snapshot, end, str(run.directory.path), Diagnosis().of(snapshot).findings)
 
 
 def trained(
@@ -118,7 +125,7 @@ def trained(
     if training is not None and training.restarts:
         words.say(restart_text(training.goes_on))
     elif not as_json:
-        data.data("\n".join(summary(run.recorder.snapshot(), end, str(run.directory.path))))
+        data.data("\n".join(_last_words(run, end)))
     if lost := data.finish():
         words.say(f"warning: {lost}")
     words.finish()

@@ -31,12 +31,13 @@ from ndd_console.process.terminal import (
     supervised,
 )
 from ndd_console.sessions.hosting import captured_for, report_failure
+from ndd_console.words.diagnosis import Diagnosis
 from ndd_console.words.run import summary
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, INTERRUPTED
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir, find_run, runs_root
-from ndd_engine.run import Run
+from ndd_engine.run.run import Run
 from ndd_engine.script.script_run import Script, ScriptRequest
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.started_ranks import StartedRanks
@@ -267,7 +268,9 @@ class Console:
         if goes_on := self._goes_on:
             click.echo(restart_text(goes_on), err=True)
             restart(self.root, (*goes_on, *["--ascii"] * self._ascii_only))
-        for line in summary(run.recorder.snapshot(), run.end, str(run.directory.path)):
+        snapshot = run.recorder.snapshot()
+        findings = Diagnosis().of(snapshot).findings
+        for line in summary(snapshot, run.end, str(run.directory.path), findings):
             click.echo(line)
         return run.end.exit_status if run.end is not None else EXIT_DONE
 

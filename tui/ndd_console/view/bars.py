@@ -26,6 +26,10 @@ _BRAILLE = 0x2800
 
 Points = Sequence[tuple[int, float]]
 
+_PLOT = 60  # maximum width of a plot
+_TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 8.0, 10.0, 20.0, 50.0, 100.0)
+_LEFT = 9  # least cells of the labels
+
 
 def within(share: object) -> float:
     """A share limited to 0..1; 0 if it is no number."""
@@ -50,7 +54,7 @@ def progress_bar(share: float, width: int) -> Row:
     return ((done, "accent"), ("─" * (width - len(done)), "dim"))
 
 
-def progress_line(share: float, text: str, width: int) -> Row:
+def labelled_bar(share: float, text: str, width: int) -> Row:
     """A progress bar with its figures after it."""
     return (*progress_bar(share, max(width - cells(text) - 1, 1)), (f" {text}", "text"))
 
@@ -127,8 +131,6 @@ def graph(values: Sequence[float], width: int, height: int) -> list[str]:
 
 
 _LOW, _HIGH = 0.8, 1.4  # the scale covers at least this range
-_PLOT = 60  # maximum width of a plot
-_TICKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.4, 1.7, 2.0, 3.0, 5.0, 8.0, 10.0, 20.0, 50.0, 100.0)
 
 
 def interval_rows(
@@ -178,7 +180,7 @@ def progress_rows(progress: Progress, stage: str, width: int, *, plot: bool = Tr
     share = progress.spent_s / progress.budget_s if progress.budget_s else 0.0
     doing = f"{foreign(parts.doing)}, {parts.time}"
     fits = parts.doing != stage and cells(doing) < width * 2 // 3
-    rows.append(progress_line(share, doing if fits else parts.time, width))
+    rows.append(labelled_bar(share, doing if fits else parts.time, width))
     if not plot:
         return rows
     # Two rows are reserved, so that what is below does not move when the interval appears.
@@ -186,9 +188,6 @@ def progress_rows(progress: Progress, stage: str, width: int, *, plot: bool = Tr
     scale = interval_rows(progress.ratio, progress.low, progress.high, width - cells(label) - 2)
     rows += [scale[0], (*scale[1], ("  " + label, "text"))] if scale else [BLANK, ((label, "dim"),)]
     return rows
-
-
-_LEFT = 9  # least cells of the labels
 
 
 def plot_rows(

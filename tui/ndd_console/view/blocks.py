@@ -40,6 +40,15 @@ SHADES = "·░░▒▒▓▓███"
 _MARKED = 2  # from this level on in the colour of a warning
 _LEGEND = "░ 2 %  ▒ 6 %  ▓ 10 %  █ 14 % longer"
 
+_WAIT = frozenset({"data_wait", SKEW})
+_OVERHEAD = frozenset({"to_device", EXCHANGE, "log", "other", *ASIDES})
+_NAME_WIDTH = 11
+_FIGURE = 8  # width of a column of milliseconds
+_SHARE = 7
+_GROWN = 2.0  # from which ratio to its mean over the run a phase has grown
+_LABEL = 9
+_HOT_C = 85
+
 
 def panel(ranks: Ranks, width: int, count: int) -> list[Row]:
     """At most `count` rows: a bar for each of a few ranks, a heat map of more."""
@@ -81,7 +90,7 @@ def heat_map(ranks: Ranks, width: int, count: int) -> list[Row]:
     room = max(count - 2, 1)
     digits = len(str(max(newest.first_rank + newest.world - 1, 0)))
     wide = max(width - digits - 1, 1)
-    by_host = newest.hosts > 1 and newest.world % newest.hosts == 0
+    by_host = 1 < newest.hosts <= newest.world and newest.world % newest.hosts == 0
     here = newest.world // newest.hosts if by_host else 0
     if size == 1 and by_host and newest.hosts <= room and here <= wide:
         across = here
@@ -123,14 +132,6 @@ def longest_text(ranks: Ranks, name: str, mean_ns: float, width: int, decimals: 
     if most < 1.05 * mean_ns or most - mean_ns < 0.005 * ranks.step_ns:
         return " " * width
     return f"{most * 1e-6:.{decimals}f} r{rank}".rjust(width)
-
-
-_WAIT = frozenset({"data_wait", SKEW})
-_OVERHEAD = frozenset({"to_device", EXCHANGE, "log", "other", *ASIDES})
-_NAME_WIDTH = 11
-_FIGURE = 8  # width of a column of milliseconds
-_SHARE = 7
-_GROWN = 2.0  # from which ratio to its mean over the run a phase has grown
 
 
 def header(snapshot: Snapshot, name: str, status: str, width: int) -> Row:
@@ -411,10 +412,6 @@ def memory_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
         else:
             text = f"{text}   {fact}"
     return [*out, ((text, "text"),)][: max(count, 0)]
-
-
-_LABEL = 9
-_HOT_C = 85
 
 
 def _figure(body: dict[str, Any], name: str) -> float | None:

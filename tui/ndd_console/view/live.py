@@ -54,6 +54,7 @@ from .rows import (
     rule,
     shorten,
     side_by_side,
+    titled,
     width_of,
     wrap,
 )
@@ -61,32 +62,21 @@ from .style import STATUS, Row
 
 _MORE = 3  # further findings, one line each
 _LINES = 2  # lines of evidence and of the change, if there is room
-_FINDINGS = 1 + 2 * _LINES + _MORE  # rows of all that is said of findings
+_FINDINGS = 2 * (_LINES + 1 + _MORE)  # rows of all that is said of findings, with titles of two lines
 
 
 NOTHING = DiagnosisResult()
 
-
-def title_room(ceiling: str, width: int) -> int:
-    end = cells(ceiling)
-    return max(width - 4, 1) if not end or width < end + 28 else width - end - 6
-
-
-def title_row(title: str, ceiling: str, style: str, width: int) -> Row:
-    """ "── input-bound: the GPU waits 57 % of each step for the loader ── at most 2.3x ──"."""
-    room = title_room(ceiling, width)
-    title = shorten(foreign(title), room)
-    if not ceiling or room == width - 4:
-        return rule(title, width, style)
-    line = width - cells(title) - cells(ceiling) - 5
-    tail = " ──" if line >= 4 else ""  # left out if the title needs the room
-    return (
-        ("── ", "dim"),
-        (title, style),
-        (" " + "─" * (line - len(tail)) + " ", "dim"),
-        (ceiling, "bold"),
-        (tail, "dim"),
-    )
+_MARK_STYLE = {"warning": "warn", "error": "bad", "evaluation": "accent", "recompile": "warn"}
+_GAP = 3
+_MESSAGE = 3  # rows of what is said to the user
+_LABEL = 9
+_TWO_COLUMNS = 72  # narrower screens stack the blocks
+_THREE_COLUMNS = 150
+_SIDE = 48  # width of the third column
+_TRENDS = (80, 24)  # smaller screens drop the trends first
+_MAIN = 10  # rows of the step block with its heading
+_RANKS = 28  # minimum width of the panel of ranks
 
 
 def _change_text(finding: Finding, can_try: bool, width: int) -> tuple[str, str, str]:
@@ -108,40 +98,51 @@ def _change_text(finding: Finding, can_try: bool, width: int) -> tuple[str, str,
 
 
 def finding_rows(result: DiagnosisResult, width: int, count: int, can_try: bool) -> list[Row]:
-    """At most `count` rows: the first finding with evidence and change, then the titles of further findings."""
+    """At most `count` rows: the first finding with evidence and change, then the titles of further findings.
+
+    A title has as many rows as it needs, and leaves one for the change.
+    """
     if count < 1:
         return []
     if result.trouble or not result.findings:
         return [((shorten(result.trouble, width), "dim"),)] if result.trouble else []
     first, *others = result.findings
-    title, more = _parted(first)
-    style = CALM.get(first.cause, "dim" if first.leave else "warn")
-    rows = [title_row(title, ceiling_text(first), style, width)]
+    rows, more = _title(first, width), _parted(first)[1]
     if first.cause not in CALM:
+        rows = rows[: max(count - 1, 1)]
         text, key, other = _change_text(first, can_try, width)
         change = wrap(text + key + other, width)
-        if len(change) > _LINES or count < 1 + len(change) + bool(more or first.evidence):
+        if len(change) > _LINES or count < len(rows) + len(change) + bool(more or first.evidence):
             change = wrap(text + key, width)  # a pid that is cut off is of no use
         evidence = wrap(foreign("; ".join(filter(None, [more, evidence_text(first)]))), width)
-        # A single remaining row shows the change: the title already names the problem.
+        # A single remaining row shows the change where the title already names the problem.
+        parts = [("change", change), ("evidence", evidence)]
         shown = {"change": 0, "evidence": 0}
-        for name, lines in (("change", change), ("evidence", evidence)) * _LINES:
-            shown[name] += sum(shown.values()) < count - 1 and shown[name] < len(lines)
+        for name, lines in (parts[::-1] if more else parts) * _LINES:
+            shown[name] += sum(shown.values()) < count - len(rows) and shown[name] < len(lines)
         if shown["change"] == 1 and len(change) > 1:
             change = [shorten(text, width - cells(key)) + key]  # the key must stay visible
         rows += [((line, "text"),) for line in _first(evidence, shown["evidence"], width)]
         rows += [((line, "accent"),) for line in _first(change, shown["change"], width)]
-    rows += [_also(finding, width) for finding in others[:_MORE]]
+    for finding in others[:_MORE]:
+        rows += _also(finding, width, count - len(rows))
     return rows[:count]
 
 
-def least_rows(result: DiagnosisResult) -> int:
-    """Rows of the first finding with one line of evidence and one line of its change."""
+def _title(finding: Finding, width: int) -> list[Row]:
+    """ "── input-bound: the GPU waits 57 % of each step for the loader ── at most 2.3x ──"."""
+    style = CALM.get(finding.cause, "dim" if finding.leave else "warn")
+    return titled(_parted(finding)[0], width, style, ceiling_text(finding))
+
+
+def least_rows(result: DiagnosisResult, width: int) -> int:
+    """Rows of the first finding with its title, one line of evidence and one line of its change."""
     if result.trouble or not result.findings:
         return 1 if result.trouble else 0
     first = result.findings[0]
-    told = bool(first.evidence or _parted(first)[1])
-    return 1 if first.cause in CALM else 1 + told + bool(first.changes or first.leave)
+    title, more = len(_title(first, width)), _parted(first)[1]
+    told = min(len(wrap(foreign(more), width)), _LINES) or bool(first.evidence)
+    return title if first.cause in CALM else title + told + bool(first.changes or first.leave)
 
 
 def _parted(finding: Finding) -> tuple[str, str]:
@@ -152,11 +153,13 @@ def _parted(finding: Finding) -> tuple[str, str]:
     return title, more
 
 
-def _also(finding: Finding, width: int) -> Row:
+def _also(finding: Finding, width: int, count: int) -> list[Row]:
+    """The title of a further finding, cut to at most `count` rows."""
     lead, end = "also  ", ceiling_text(finding)
-    room = width - cells(lead) - (cells(end) + 3 if end else 0)
-    title = shorten(foreign(finding.title), max(room, 1))
-    return ((lead, "dim"), (title, "text"), ((f"   {end}" if end else ""), "dim"))
+    room = max(width - cells(lead) - (cells(end) + 3 if end else 0), 1)
+    first, *rest = _first(wrap(foreign(finding.title), room), count, room) or [""]
+    row: Row = ((lead, "dim"), (first, "text"), ((f"   {end}" if end else ""), "dim"))
+    return [row, *(((" " * cells(lead), "dim"), (line, "text")) for line in rest)]
 
 
 def _first(lines: list[str], count: int, width: int) -> list[str]:
@@ -164,12 +167,6 @@ def _first(lines: list[str], count: int, width: int) -> list[str]:
     if count < 1 or count >= len(lines):
         return lines[: max(count, 0)]
     return [*lines[: count - 1], shorten(lines[count - 1] + " …", width)]
-
-
-_MARK_STYLE = {"warning": "warn", "error": "bad", "evaluation": "accent", "recompile": "warn"}
-_GAP = 3
-_MESSAGE = 3  # rows of what is said to the user
-_LABEL = 9
 
 
 def figures_row(snapshot: Snapshot, width: int, with_trends: bool, with_work: bool = False) -> Row:
@@ -320,14 +317,6 @@ def _first_that_fits(choices: list[list[str]], room: int) -> str:
     return next((text for text in joined if cells(text) <= room), joined[-1])
 
 
-_TWO_COLUMNS = 72  # narrower screens stack the blocks
-_THREE_COLUMNS = 150
-_SIDE = 48  # width of the third column
-_TRENDS = (80, 24)  # smaller screens drop the trends first
-_MAIN = 10  # rows of the step block with its heading
-_RANKS = 28  # minimum width of the panel of ranks
-
-
 @dataclass(frozen=True, slots=True)
 class LiveState:
     """Everything that the live screen shows in addition to the snapshot.
@@ -383,7 +372,7 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
     # Before the first step, only what may be the reason that there is none.
     findings = state.diagnosis.findings
     diagnosis = state.diagnosis if phases or (findings and findings[0].cause in ENDINGS) else NOTHING
-    finding = room.take(least_rows(diagnosis))
+    finding = room.take(least_rows(diagnosis, width))
     machine: list[Row] = []
     if not ended and (snapshot.sample is not None or snapshot.run is not None):
         span = _SIDE if side else width

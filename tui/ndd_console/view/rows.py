@@ -15,7 +15,12 @@ from .style import Row, Span
 BLANK: Row = ()
 _NARROW = 48  # below this width a label stands above its text
 _GAP = 2  # cells between two columns
+_TITLE = 28  # cells that a title needs beside a text at the end of its row
 _LEAST = 18  # cells that a column keeps that can be cut
+
+# (key, what it does).
+Keys = tuple[tuple[str, str], ...]
+MARGIN_FROM = 40  # narrower screens have no margin
 
 
 def cells(text: str) -> int:
@@ -100,6 +105,23 @@ def rule(title: str, width: int, style: str = "bold", labels: str = "") -> Row:
     if line < 0:
         return fit((("── ", "dim"), (title, style)), width)
     return (("── ", "dim"), (title, style), (" " + "─" * line, "dim"), (labels, "dim"))
+
+
+def titled(title: str, width: int, style: str = "bold", end: str = "") -> list[Row]:
+    """An untrusted title as a heading, and what does not fit into its row below it. end: text at the end of the row."""
+    if width < cells(end) + _TITLE:
+        end = ""
+    room = max(width - 4 - (cells(end) + 2 if end else 0), 1)
+    text = foreign(title).strip()
+    first = (wrap(text, room) or [""])[0]
+    further = text[len(first) :].strip()
+    row = rule(first, width, style)
+    if end:
+        line = width - cells(first) - cells(end) - 5
+        tail = " ──" if line >= 4 else ""  # left out if the title needs the room
+        space = " " + "─" * (line - len(tail)) + " "
+        row = (("── ", "dim"), (first, style), (space, "dim"), (end, "bold"), (tail, "dim"))
+    return [row, *((("   ", "dim"), (line, style)) for line in (wrap(further, width - 3) if further else ()))]
 
 
 def fields(items: Sequence[Span], width: int, columns: int) -> Row:
@@ -241,12 +263,6 @@ def labelled(
         rows.append(((label.ljust(indent), label_style), (line, style)))
         label = ""
     return rows
-
-
-# (key, what it does).
-Keys = tuple[tuple[str, str], ...]
-
-MARGIN_FROM = 40  # narrower screens have no margin
 
 
 @dataclass(frozen=True)

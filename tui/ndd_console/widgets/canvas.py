@@ -6,8 +6,9 @@ sequences of a partial update. `python -m benchmarks screen` compares it with Te
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from pathlib import Path
 
 from rich.console import Console
 from rich.segment import Segment
@@ -19,6 +20,7 @@ from textual.strip import Strip
 from ndd_console.view.rows import cells, cut, fit
 from ndd_console.view.style import COLOUR, Row, Span
 
+from .lines import links
 from .textual_private import Patched
 
 # Gaps up to this size are sent again, which is cheaper than moving the cursor (6 to 8 bytes).
@@ -56,7 +58,10 @@ def _characters(text: str) -> tuple[str, ...]:
 
 
 class Canvas(Patched):
-    """Shows rows of exactly its size."""
+    """Shows rows of exactly its size. linked: whether places in code are links.
+
+    No file is looked for: a file system that hangs must not stop the screen.
+    """
 
     DEFAULT_CSS = "Canvas { width: 1fr; height: 1fr; }"
     can_focus = False
@@ -64,8 +69,10 @@ class Canvas(Patched):
     class Resized(Message):
         """The canvas has a new size, and must be painted."""
 
-    def __init__(self, styles: dict[str, Style] | None = None) -> None:
+    def __init__(self, styles: dict[str, Style] | None = None, *, linked: bool = False) -> None:
         super().__init__()
+        self._linked = linked
+        self._folder: Path | None = None
         self._look = styles if styles is not None else COLOUR
         self._codes = {name: _code(style) for name, style in self._look.items()}
         self._rows: list[Row] = []
@@ -79,11 +86,12 @@ class Canvas(Patched):
     def rows(self) -> Sequence[Row]:
         return self._rows
 
-    def show(self, rows: list[Row]) -> None:
-        """Show these rows; only changed cells are painted."""
+    def show(self, rows: list[Row], folder: Path | None = None) -> None:
+        """Show these rows; only changed cells are painted. folder: that relative places in code belong to."""
         width, height = self.size
         old, self._rows = self._rows, rows
-        if (width, height) != self._shown_size or len(old) != len(rows):
+        if (width, height) != self._shown_size or len(old) != len(rows) or folder != self._folder:
+            self._folder = folder
             self._shown_size = (width, height)
             self._strips = [None] * len(rows)
             self.refresh()
@@ -94,7 +102,9 @@ class Canvas(Patched):
             if row == before:
                 continue
             self._strips[y] = None
-            for start, end in changes(before, row):
+            # Of a link, every cell has the address.
+            moved = [link[:2] for link in {*self._links(before)} ^ {*self._links(row)}]
+            for start, end in (*changes(before, row), *moved):
                 regions.append(Region(start, y, end - start, 1))
         if regions:
             self.refresh(*regions)
@@ -112,9 +122,37 @@ class Canvas(Patched):
             return Strip.blank(width)
         strip = self._strips[y]
         if strip is None:
-            segments = [Segment(text, self._look[style]) for text, style in fit(self._rows[y], width) if text]
+            row = fit(self._rows[y], width)
+            segments = [
+                Segment(text, self._look[style] + Style(link=address) if address else self._look[style])
+                for part, address in self._parts(row, 0, width)
+                for text, style in part
+                if text
+            ]
             strip = self._strips[y] = Strip(segments, width)
         return strip
+
+    def _links(self, row: Row) -> list[tuple[int, int, str]]:
+        """(first cell, cell after the last, address) of each link."""
+        found: list[tuple[int, int, str]] = []
+        x = 0
+        for text, _ in row if self._linked else ():
+            for start, end, address in links(text, self._folder, exists=lambda _: True):
+                first = x + cells(text[:start])
+                found.append((first, first + cells(text[start:end]), address))
+            x += cells(text)
+        return found
+
+    def _parts(self, row: Row, x1: int, x2: int) -> Iterator[tuple[Row, str]]:
+        """Cells x1..x2 of a row in parts, each with the address that it links to, or ""."""
+        for start, end, address in self._links(row):
+            if start < x2 and end > x1:
+                if start > x1:
+                    yield cut(row, x1, start), ""
+                yield cut(row, max(start, x1), min(end, x2)), address
+                x1 = min(end, x2)
+        if x1 < x2:
+            yield cut(row, x1, x2), ""
 
     def patch(self, spans: Iterable[tuple[int, int, int]]) -> str:
         out: list[str] = []
@@ -123,12 +161,17 @@ class Canvas(Patched):
                 continue
             out.append(f"\x1b[{y + 1};{x1 + 1}H")
             code = ""
-            for text, style in cut(self._rows[y], x1, x2):
-                wanted = self._codes[style]
-                if wanted != code and not (code == "" and text.isspace()):
-                    out.append("\x1b[0m" + wanted if code else wanted)
-                    code = wanted
-                out.append(text)
+            for part, address in self._parts(self._rows[y], x1, x2):
+                if address:
+                    out.append(f"\x1b]8;;{address}\x1b\\")
+                for text, style in part:
+                    wanted = self._codes[style]
+                    if wanted != code and not (code == "" and text.isspace()):
+                        out.append("\x1b[0m" + wanted if code else wanted)
+                        code = wanted
+                    out.append(text)
+                if address:
+                    out.append("\x1b]8;;\x1b\\")
             if code:
                 out.append("\x1b[0m")
         return "".join(out)

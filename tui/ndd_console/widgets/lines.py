@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,22 +43,30 @@ def bindings(keys: Iterable[Key], method: str = "{}") -> list[BindingType]:
     ]
 
 
-def segments(row: Row, look: Look, folder: Path | None = None) -> Iterator[Segment]:
-    """The row as Rich's segments. Places in code that exist become links where the terminal has them.
+def links(
+    text: str, folder: Path | None, exists: Callable[[str], bool] = os.path.isfile
+) -> Iterator[tuple[int, int, str]]:
+    """(first character, character after the last, address) of each place in code whose file exists.
 
-    folder: that relative places belong to; without one they become no links.
+    folder: that relative places belong to; without one they are no links.
     """
+    for place in _PLACE.finditer(text) if ".py:" in text else ():
+        path = place[0].partition(":")[0]
+        if not os.path.isabs(path):  # noqa: PTH117
+            path = os.path.join(folder, path) if folder is not None else ""  # noqa: PTH118
+        if path and exists(path):  # of os: pathlib raises for names that are too long
+            yield place.start(), place.end(), Path(path).absolute().as_uri()
+
+
+def segments(row: Row, look: Look, folder: Path | None = None) -> Iterator[Segment]:
+    """The row as Rich's segments, with `links` where the terminal has them."""
     for text, name in row:
         style = look.styles[name]
         start = 0
-        for place in _PLACE.finditer(text) if look.links and ".py:" in text else ():
-            path = place[0].partition(":")[0]
-            if not os.path.isabs(path):  # noqa: PTH117
-                path = os.path.join(folder, path) if folder is not None else ""  # noqa: PTH118
-            if os.path.isfile(path):  # noqa: PTH113  pathlib raises for names that are too long
-                yield Segment(text[start : place.start()], style)
-                yield Segment(place[0], style + Style(link=Path(path).absolute().as_uri()))
-                start = place.end()
+        for first, end, address in links(text, folder) if look.links else ():
+            yield Segment(text[start:first], style)
+            yield Segment(text[first:end], style + Style(link=address))
+            start = end
         yield Segment(text[start:], style)
 
 

@@ -205,7 +205,7 @@ class Line(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Lines:
+class Curves:
     """Values over time. zero: the axis starts at 0. log: a logarithmic axis."""
 
     columns: ClassVar[tuple[str, ...]] = ("first", "lowest", "mean", "highest", "last")
@@ -306,7 +306,7 @@ class Intervals(NamedTuple):
     note: str = ""
 
 
-Block = Text | Diff | Facts | Table | Verdict | Bars | Lines | Stack | Spans | Intervals
+Block = Text | Diff | Facts | Table | Verdict | Bars | Curves | Stack | Spans | Intervals
 
 
 class Section(NamedTuple):

@@ -50,6 +50,9 @@ LOADER = "Data loader"
 _TOP = 12
 _OWN_TIME = "In a usual step; without torch and without other functions of your code."
 
+MOST_EVENTS = 20
+Rules = Callable[[Snapshot], tuple[Finding, ...]]
+
 
 def colour(name: str, index: int) -> str:
     """The colour of a phase or cause, or one by its index."""
@@ -180,10 +183,6 @@ def loader_facts(loader: LoaderEvent) -> Facts:
         ("gather", gather),
         title=LOADER,
     )
-
-
-MOST_EVENTS = 20
-Rules = Callable[[Snapshot], tuple[Finding, ...]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from ndd_engine.text import counted, size
 from .blocks import Table, moment
 
 if TYPE_CHECKING:
-    from ndd_engine.record.channel import RunToDelete
+    from ndd_engine.run.deletion import RunToDelete
 
 
 def no_runs_text(root: Path) -> str:

@@ -10,11 +10,19 @@ from ndd_engine.config import Config
 from ndd_engine.hardware.gpus import Gpu, GpuProfile, Host, Machine
 from ndd_engine.record.figures import others_text
 from ndd_engine.record.snapshot import CoreUse
-from ndd_engine.text import MISSING, counted, duration, number, size
+from ndd_engine.text import MISSING, counted, duration, factor, number, printable, size
 
 from .blocks import Block, Facts, Text
 
 DETECTING = "detecting the hardware…"
+# Levels of `memory.recompute` in words.
+LEVELS = {
+    "all": "compute all of it again",
+    "cheap": "compute again, except matrix products and attention",
+    "offload": "keep it in host memory",
+}
+
+_FEW_STEPS = 10
 
 
 def machine_blocks(machine: Machine) -> Iterator[Block]:
@@ -82,9 +90,6 @@ def _host(host: Host) -> list[tuple[str, str]]:
     ]
 
 
-_FEW_STEPS = 10
-
-
 def advice(config: Config, host: Host, device: str, steps_per_epoch: int | None) -> Iterator[str]:
     """Warnings about settings that are valid but probably unintended."""
     loader, amp = config.loader, config.precision.amp
@@ -120,6 +125,29 @@ def check_facts(report: dict[str, Any]) -> Facts:
     return Facts(tuple(_rows(report)))
 
 
+def _budget(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What memory.budget asks for."""
+    if not plan["found"]:
+        yield "budget", f"not reached: at least {size(plan['peak_bytes'])}; {plan['why']}"
+    elif not plan["levels"]:
+        yield "budget", "no block has to compute again"
+    else:
+        by_level = {
+            level: [name for name in plan["levels"] if plan["levels"][name] == level] for level in LEVELS
+        }
+        what = "; ".join(f"{LEVELS[level]}: {', '.join(names)}" for level, names in by_level.items() if names)
+        costs = (
+            "" if plan["slower"] is None else f"; a micro-batch takes {factor(plan['slower'])} times as long"
+        )
+        yield (
+            "budget",
+            f"{len(plan['levels'])} of {counted(plan['blocks'], 'block')} keep less for backward{costs}",
+        )
+        yield "", what
+    for name, why in plan["refused"].items():
+        yield "", f"{printable(name)} keeps what it needs: {why}"
+
+
 def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     memory, micro = report["predicted_bytes"], report["micro_batch"]
     fits = {True: "fits", False: "DOES NOT FIT", None: "available memory unknown"}[report["fits"]]
@@ -152,7 +180,14 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         retries = f"{counted(report['retries'], 'allocator retry')} in the first steps"
         costs = "cached memory is released and allocated again, which costs time"
         yield "", f"{retries}: {costs}; {size(report['bytes_without_retries'])} would avoid that"
-    if report["nearest"] is not None:
+    if report["budget"] is not None:
+        yield from _budget(report["budget"])
+    for place, way in enumerate(report["ways"]):
+        sets = " ".join(f"--set {text}" for text in way["sets"])
+        takes = "" if way["step_s"] is None else f", {duration(way['step_s'])} a step"
+        note = f"; {way['note']}" if way["note"] else ""
+        yield "" if place else "would fit", f"{sets}: predicted {size(way['peak_bytes'])}{takes}{note}"
+    if report["nearest"] is not None and not report["ways"]:
         micro, times = report["nearest"]
         what = "same effective batch" + (", no retries" if report["retries"] else "")
         yield "fits", f"--set batch.micro={micro} --set batch.accumulation={times} ({what})"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ndd_engine.diagnose import ENDINGS, Finding, diagnose
+from ndd_engine.diagnose import ENDINGS, Finding
 from ndd_engine.diagnose.process_rules import milliseconds, subject
 from ndd_engine.record.event import ASIDES, Ranks, RanksEvent
 from ndd_engine.record.events import EndEvent, RunEvent, SettingEvent, WorkEvent
@@ -34,6 +33,20 @@ from .finding import finding_line, first_command
 # The status in which a run has no speed and no time left.
 PAUSED = "paused"
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+_STRATEGIES = {"ddp": "DDP", "fsdp2": "FSDP2"}
+_ABOUT = (
+    "Work is the wall time of a step without waiting for other ranks. Exchange is the shortest wait of any rank in a "
+    "step; skew is the mean wait beyond it. Phases exclude waiting; their means, exchange and skew add up to the step."
+)
+# Columns of the table before the phases, with their headings.
+_FIRST = {"own": "work", "wait": "wait", "cpu": "cpu"}
+# In the summary of a run.
+MOST_FINDINGS = 3
+LOST = "the process ended unexpectedly (kill -9 or power loss?)"
+# in_effect: as shown. Those without effect come first.
+_EFFECTS = {False: "✖ not in effect", True: "✔ in effect", None: "· not requested"}
+_UNREQUESTED = "Not requested: left at its default, so nothing is verified."
 
 
 def on_gpu(run: RunEvent | None) -> bool:
@@ -198,15 +211,6 @@ def work_facts(snapshot: Snapshot, work: WorkEvent) -> Facts:
     )
 
 
-_STRATEGIES = {"ddp": "DDP", "fsdp2": "FSDP2"}
-_ABOUT = (
-    "Work is the wall time of a step without waiting for other ranks. Exchange is the shortest wait of any rank in a "
-    "step; skew is the mean wait beyond it. Phases exclude waiting; their means, exchange and skew add up to the step."
-)
-# Columns of the table before the phases, with their headings.
-_FIRST = {"own": "work", "wait": "wait", "cpu": "cpu"}
-
-
 def ranks_words(snapshot: Snapshot) -> str:
     """ "8 ranks, DDP, 2 hosts", "8 of 16 ranks, DDP, 1 host"; "" for a single one."""
     if snapshot.ranks is not None:
@@ -324,11 +328,6 @@ def phases_table(snapshot: Snapshot, ranks: Ranks) -> Table:
     return Table("Phases of all ranks", columns, tuple(rows), frozenset({1, 2, 3}), note, wide=0)
 
 
-# In the summary of a run.
-MOST_FINDINGS = 3
-LOST = "the process ended unexpectedly (kill -9 or power loss?)"
-
-
 def loss_text(snapshot: Snapshot) -> str:
     """ "loss 1.482", or "loss NaN since step 500"."""
     known = snapshot.not_finite
@@ -376,7 +375,8 @@ def epoch_text(snapshot: Snapshot, run: RunEvent) -> str:
     text = f"one epoch is {number(run.steps_per_epoch)} steps, {items}"
     each = finite(run.tokens_per_item)  # of a damaged record, it may be NaN
     if run.token and each and run.items_per_epoch:
-        text += f", {number(round(run.items_per_epoch * each))} {plural(printable(run.token))}"
+        tokens = run.items_per_epoch * each
+        text += f", {number(round(tokens) if abs(tokens) < 1e18 else tokens)} {plural(printable(run.token))}"
     return text
 
 
@@ -426,17 +426,17 @@ def progress_line(snapshot: Snapshot) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> list[str]:
+def summary(snapshot: Snapshot, end: EndEvent | None, folder: str, findings: Iterable[Finding]) -> list[str]:
     """The result of a run, printed at its end, with control characters escaped."""
-    return [printable(line) for line in _summary(snapshot, end, folder)]
+    said = [finding for finding in findings if finding.cause != "too-short"][:MOST_FINDINGS]
+    return [printable(line) for line in _summary(snapshot, end, folder, said)]
 
 
-def _summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> Iterator[str]:
+def _summary(
+    snapshot: Snapshot, end: EndEvent | None, folder: str, findings: Sequence[Finding]
+) -> Iterator[str]:
     status = end.status if end else snapshot.status
     reason = end.reason if end else "the run continues"
-    findings: list[Finding] = []
-    with suppress(Exception):  # a defect in a rule must not cost the summary
-        findings = [one for one in diagnose(snapshot) if one.cause != "too-short"][:MOST_FINDINGS]
     ending = [finding for finding in findings if finding.cause in ENDINGS]
     yield from map(finding_line, ending)
     yield reason if reason.startswith(status) else f"{status}: {reason}"
@@ -481,11 +481,6 @@ def _summary(snapshot: Snapshot, end: EndEvent | None, folder: str) -> Iterator[
     if end is not None and end.checkpoint and status not in ("done", "failed"):
         name = run.name if run is not None else Path(folder).name
         yield resume_text(name)
-
-
-# in_effect: as shown. Those without effect come first.
-_EFFECTS = {False: "✖ not in effect", True: "✔ in effect", None: "· not requested"}
-_UNREQUESTED = "Not requested: left at its default, so nothing is verified."
 
 
 def settings_table(settings: Sequence[SettingEvent]) -> Table:

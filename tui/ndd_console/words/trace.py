@@ -16,8 +16,21 @@ from .finding import POTENTIAL_GAIN, verdict
 
 _NAME = 70  # characters shown of a kernel's name
 
+_LINES = 12  # owners shown
+# A moment with more in use than at the most reserved memory is shown as well, from this difference on.
+TRIFLE = 0.02
+# Rows of the table of steps.
+STEPS = 200
+TRACE_METHODS = (
+    ("busy", "the exact union of kernels, copies and fills; nothing else on the GPU's line is work"),
+    ("idle by cause", "what the host was doing, or that the next kernel had been launched before the gap"),
+    ("phases", "ranges first, then the work of the autograd engine and uploads, then the other operators"),
+    ("communication", "exposed: no other kernel runs beside the collective; hidden: the rest"),
+    ("potential gain", POTENTIAL_GAIN),
+)
 
-def phases(use: TraceUse) -> Table:
+
+def phase_table(use: TraceUse) -> Table:
     """The phases of the main thread, with what they were inferred from."""
     each = len(use.steps) or 1
     rows = tuple(
@@ -105,11 +118,6 @@ def main_device(uses: Sequence[TraceUse]) -> tuple[TraceUse, DeviceUse, str]:
         return use, device, "waits least for other ranks"
     use, device = max(every, key=lambda item: item[1].idle)
     return use, device, "has the most idle time"
-
-
-_LINES = 12  # owners shown
-# A moment with more in use than at the most reserved memory is shown as well, from this difference on.
-TRIFLE = 0.02
 
 
 def memory_blocks(use: SnapshotUse) -> Iterator[Block]:
@@ -226,17 +234,6 @@ def _limit_text(limit: Limit) -> str:
     return f"Replayed without a limit, but garbage collection for one of {low}, the most that was reserved."
 
 
-# Rows of the table of steps.
-STEPS = 200
-METHODS = (
-    ("busy", "the exact union of kernels, copies and fills; nothing else on the GPU's line is work"),
-    ("idle by cause", "what the host was doing, or that the next kernel had been launched before the gap"),
-    ("phases", "ranges first, then the work of the autograd engine and uploads, then the other operators"),
-    ("communication", "exposed: no other kernel runs beside the collective; hidden: the rest"),
-    ("potential gain", POTENTIAL_GAIN),
-)
-
-
 def trace_page(uses: Sequence[TraceUse], made_t: float) -> Page:
     """The page. uses: in the order of their ranks; of several, one is shown in detail."""
     use, device, why = main_device(uses)
@@ -251,9 +248,9 @@ def trace_page(uses: Sequence[TraceUse], made_t: float) -> Page:
     devices = use.devices if len(uses) == 1 else (device,)
     shown += [(f"device-{one.index}", device_text(one), tuple(device_blocks(one))) for one in devices]
     if use.operators:
-        shown.append(("phases", "Phases", (phases(use),)))
+        shown.append(("phases", "Phases", (phase_table(use),)))
         shown.append(("steps", "Steps", tuple(_steps(use))))
-    shown.append(("methods", "How it was measured", (Facts.of(*METHODS),)))
+    shown.append(("methods", "How it was measured", (Facts.of(*TRACE_METHODS),)))
     title = name if len(uses) == 1 else counted(len(uses), "trace")
     return Page(
         name=title,

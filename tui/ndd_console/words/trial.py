@@ -34,6 +34,10 @@ VERDICTS = {
 _NEWEST = 40
 _EFFECT = {True: "yes", False: "NO", None: MISSING}
 
+SETTING_COLUMNS = ("state", "setting", "vs. best so far", "vs. baseline", "memory", "losses", "why")
+# Findings that are shown for each number of ranks.
+_MOST_FINDINGS = 2
+
 
 def trial_text(trial: TrialEvent | None) -> str:
     """ "faster 1.42x (1.35 to 1.49)"."""
@@ -151,9 +155,6 @@ def _change(trial: TrialEvent) -> str:
     return ", ".join(map(str, trial.sets)) or "no change"
 
 
-COLUMNS = ("state", "setting", "vs. best so far", "vs. baseline", "memory", "losses", "why")
-
-
 def setting_texts(row: TuningRow) -> tuple[str, ...]:
     """The cells of a setting; those that say nothing are ""."""
     trial, figures = row.trial, ("", "", "", "")
@@ -183,12 +184,8 @@ def tuning_blocks(state: TuningState) -> Iterator[Block]:
 
     rows = tuple(setting_texts(row) for row in state.rows if row.reason != NOT_ASKED)
     if rows:
-        yield Table("", COLUMNS, rows)
+        yield Table("", SETTING_COLUMNS, rows)
     yield Text(state.text)
-
-
-# Findings that are shown for each number of ranks.
-_MOST_FINDINGS = 2
 
 
 def scaling_blocks(state: ScalingState, name: str) -> Iterator[Block]:

@@ -25,6 +25,16 @@ _LOWER_BOUNDS = "times are lower bounds from the GPU's peak FLOP/s"
 # Maximum rows of the table of proposals that were not measured.
 _ROWS = 12
 
+# Columns that some models have no values for: left out if no row has one.
+APPLIES: dict[str, Callable[[Proposal], Any]] = {
+    "size": lambda row: row.model.size,
+    "ranks": lambda row: row.layout.ranks > 1,
+    "sequence": lambda row: row.tokens_per_item,
+    TOKENS: lambda row: row.tokens_per_item,
+}
+# Columns of `verified_texts`, after the name of a proposal.
+VERIFIED = ("memory", "measured", "error", "step", "measured", "error")
+
 
 @dataclass(frozen=True)
 class Column:
@@ -51,7 +61,7 @@ def _ranks(proposal: Proposal) -> str:
     return f"{proposal.layout.ranks} {proposal.layout.strategy}" if proposal.layout.ranks > 1 else "1"
 
 
-COLUMNS: tuple[Column, ...] = (
+PROPOSAL_COLUMNS: tuple[Column, ...] = (
     Column("size", lambda row: row.model.size or MISSING, lambda row: row.parameters),
     Column("sequence", lambda row: str(row.model.sequence), lambda row: -row.model.sequence),
     Column("dtype", lambda row: row.model.precision, lambda row: float(row.model.amp != "off")),
@@ -68,13 +78,6 @@ COLUMNS: tuple[Column, ...] = (
     Column("total time", lambda row: _bound(row, duration(row.total_s)), lambda row: _or(row.total_s)),
     Column("parameters", lambda row: number(row.parameters), lambda row: row.parameters),
 )  # fmt: skip
-# Columns that some models have no values for: left out if no row has one.
-APPLIES: dict[str, Callable[[Proposal], Any]] = {
-    "size": lambda row: row.model.size,
-    "ranks": lambda row: row.layout.ranks > 1,
-    "sequence": lambda row: row.tokens_per_item,
-    TOKENS: lambda row: row.tokens_per_item,
-}
 
 
 def applicable(rows: Sequence[Proposal], names: Iterable[str]) -> list[str]:
@@ -144,10 +147,6 @@ def label(proposal: Proposal) -> str:
     return f"{model}, {proposal.batch.micro}{times}{kind}"
 
 
-# Columns of `verified_texts`, after the name of a proposal.
-VERIFIED = ("memory", "measured", "error", "step", "measured", "error")
-
-
 def verified_texts(proposal: Proposal) -> tuple[str, ...]:
     """The predictions beside their measurements, or one text in place of them: that or why there are none."""
     known = proposal.measured
@@ -201,7 +200,7 @@ def proposal_blocks(
         yield Text("nothing could be predicted")
         return
     names = applicable(shown, _SHOWN)
-    columns = [column for column in COLUMNS if column.name in names]
+    columns = [column for column in PROPOSAL_COLUMNS if column.name in names]
     rows = tuple(
         (
             "*" if best is not None and proposal.key == best.key else "",

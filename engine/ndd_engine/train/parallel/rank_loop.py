@@ -27,7 +27,7 @@ from ndd_engine.record.event import RankEvent
 from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, WindowEvent
 from ndd_engine.record.file import EventLog
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.run import ONCE, STOPS
+from ndd_engine.run.control import ONCE, STOPS
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.checkpoint_state import kept_buffers, kept_random, placed_like
 from ndd_engine.train.data.loader import Batches, EvalBatches

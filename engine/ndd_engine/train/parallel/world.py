@@ -40,7 +40,7 @@ from ndd_engine.errors import (
     said,
 )
 from ndd_engine.processes import limit_of
-from ndd_engine.run import StopNow
+from ndd_engine.run.control import StopNow
 from ndd_engine.text import counted, printable
 from ndd_engine.train.data.loader import Batches
 from ndd_engine.train.data.order import checksum

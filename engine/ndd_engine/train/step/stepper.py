@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import time
 from collections import Counter
@@ -22,10 +23,12 @@ from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.close_looks import CloseLooks
 from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import Event, Json
+from ndd_engine.text import printable
 from ndd_engine.train.checkpoint_state import kept_buffers, kept_random
 from ndd_engine.train.data.loader import to_device
 from ndd_engine.workloads.base import Batch, Workload, on_host
 from ndd_engine.workloads.result import STEP, Carry, Parted, TrainingParts, detached
+from ndd_watch import recompute
 from ndd_watch.finite import Origin
 from ndd_watch.looks import Looks
 from ndd_watch.slowing import KeptGraphs, Sizes
@@ -64,12 +67,14 @@ class PartTimer:
 
     def _watch(self, name: str, module: nn.Module) -> tuple[Any, Any]:
         def enter(_module: nn.Module, _inputs: Any) -> None:
+            if recompute.recomputing():
+                return  # it is part of backward
             self.calls[name] += 1
             if (clock := self.clock) is not None:
                 self._outer.append(clock.enter_part(name))
 
         def leave(_module: nn.Module, _inputs: Any, _output: Any) -> None:
-            if (clock := self.clock) is not None and self._outer:
+            if (clock := self.clock) is not None and self._outer and not recompute.recomputing():
                 clock.enter(self._outer.pop())
 
         # Runs even if the module raises: the clock must not stay inside the part.
@@ -102,6 +107,17 @@ ATTENTION = {
 LOOK_S = 0.1
 # Modes of torch.compile that run compiled code as CUDA graphs.
 POOLING = ("reduce-overhead", "max-autotune")
+
+
+def recompute_blocks(model: nn.Module, levels: Mapping[str, str]) -> None:
+    """Give blocks of the model the levels of `memory.recompute`. Raises UsageError for a module that it has not."""
+    names = [name for name, _ in model.named_modules() if name]
+    for name in levels:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            meant = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(names[:8])} …"
+            raise UsageError(f"memory.recompute: the model has no module {printable(name)}{meant}")
+    recompute.set_levels(model, levels)
 
 
 def attention_of(config: Config) -> Callable[[], AbstractContextManager[Any]]:
@@ -138,6 +154,7 @@ class Stepper:
         if config.speed.channels_last:
             self.model = self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.model.train()
+        recompute_blocks(self.model, config.memory.levels)
         self.precision: Precision = make_precision(config, device)
         self.workload_parts: TrainingParts = workload.training
         self.no_graph = why_not(

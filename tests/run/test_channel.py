@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ndd_engine.errors import UsageError
-from ndd_engine.record import channel
-from ndd_engine.record.channel import ACTIONS, ControlServer, send
+from ndd_engine.run import channel
+from ndd_engine.run.channel import ACTIONS, ControlServer, send
 
 
 class Server:
