@@ -25,6 +25,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     worker_profile  which functions take a worker's time
     sheet       the small memory of a worker that others can read
     captures    captures a few steps with torch's profiler
+    lines       which line of the user's code runs at any moment of a captured step
     frameworks  what Hugging Face's Trainer and Lightning know of a run
     changes     the table of changes: every setting that can be tried
     switches    how they are made without an edit; a cache of items is one of them

@@ -439,12 +439,16 @@ class Observer:
 
     def _study_step(self, t: int) -> None:
         steps, learning, captures, before = self.steps, self.learning, self.captures, self._study
-        if self._study == "capture" or (captures.wanted and not self._study):
-            goes_on = captures.step(t) if self._study else captures.begin(t)
+        due = not self._study and captures.is_due(t)
+        if self._study == "capture" or ((captures.wanted or due) and not self._study):
+            goes_on = captures.step(t) if self._study else captures.begin(t, due)
             self._study = "capture" if goes_on else ""
             steps.studying = goes_on
             if not goes_on:
-                steps.next_study = self._profile_due
+                steps.next_study = self._next_study()
+            return
+        if t < self._profile_due and not (self._study or self.origin.wanted or steps.next_study == 0):
+            steps.next_study = self._next_study()  # a capture was due, and is not possible
             return
         if self._study == "origin" or (self.origin.wanted and not self._study):
             goes_on = self.origin.step(t) if self._study else self.origin.begin(t, sum(steps.last_row))
@@ -453,7 +457,7 @@ class Observer:
             self._study = "origin" if goes_on else ""
             steps.studying = goes_on
             if not goes_on:
-                steps.next_study = self._profile_due
+                steps.next_study = self._next_study()
             return
         reads = steps.last_row[DATA_WAIT] > 0
         # The first step may have another optimizer to come, and a batch may be made in the step before its own.
@@ -507,8 +511,13 @@ class Observer:
             self._told_functions |= learned
             profiled = learned or before in ("profile", "retained")
             self._profile_due = (t + wait if PROFILE_NS else 1 << 62) if profiled else 0
-            wanted = captures.wanted or self.origin.wanted
-            steps.next_study = 0 if wanted else self._profile_due
+            steps.next_study = self._next_study()
+
+    def _next_study(self) -> int:
+        """When to look closely at a step next, on our clock; 0 for at once."""
+        if self.captures.wanted or self.origin.wanted:
+            return 0
+        return min(self._profile_due, self.captures.due_ns or 1 << 62)
 
     def _profile(self) -> None:
         if not self.profiler.begin(sum(self.steps.last_row)):

@@ -191,6 +191,11 @@ LENGTHS_AT, MOST_LENGTHS = ROWS_AT + MOST_ROWS * ROW_WIDTH, 8192
 LINES_AT, MOST_LINE_BYTES = 8 * (LENGTHS_AT + MOST_LENGTHS), 1 << 18
 SIZE = -(-(LINES_AT + MOST_LINE_BYTES) // 4096) * 4096
 
+# What the notes of a capture tell of a call of a module: it ends, it begins, or it begins with the same input as one
+# before it in the step. And of the user's code: a line begins, a function begins or ends, or nothing more is known.
+CALL_ENDS, CALL_BEGINS, CALL_AGAIN = range(3)
+LINE_BEGINS, FUNCTION_BEGINS, FUNCTION_ENDS, LINES_LOST = range(4)
+
 _FIXED = 0x10
 _WRITE = 0x200  # PyBUF_WRITE
 # Attempts to find a name for a file that does not exist.

@@ -227,6 +227,11 @@ class Steps:
         self._optimizers = {key_of(one): weakref.ref(one) for one in found}
         return found
 
+    def known_optimizers(self) -> list[Any]:
+        """Those, and the ones that were made and have not stepped yet."""
+        made = [one for one in (known() for known in self._made) if one is not None]
+        return list({key_of(one): one for one in [*made, *self.optimizers()]}.values())
+
     def missed(self, error: BaseException) -> None:
         """An exception in a hook that looks: it costs a figure if it is ours, and continues if it is the script's."""
         if self._is_defect(error):

@@ -30,7 +30,18 @@ from qa.trials.nulls import Null
 
 from . import quota, timed_hangs
 from .observed import neighbours
-from .script_cases import FAULTS, FRAMEWORKS, HANGS, HAZARDS, INNOCENTS, NOT_SLOWING, SLOWING, Fault
+from .script_cases import (
+    FAULTS,
+    FRAMEWORKS,
+    HANGS,
+    HAZARDS,
+    INNOCENTS,
+    NOT_SLOWING,
+    SLOWING,
+    WORK,
+    WORK_INNOCENTS,
+    Fault,
+)
 
 TITLE = "script_faults: faults in scripts that are only observed"
 COLUMNS = ("case", "named first", "ceiling", "place", "trial of the fix", "", "")
@@ -48,7 +59,8 @@ WORDS = frozenset({
     "slow-function", "slowing", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "recompile",
     "not-finite", "iterator-restart", "short-epochs", "repeated-items", "logging", "worker-memory", "evaluation-memory",
     "hang", "died", "open-files", "dense-embedding", "retain-graph", "checkpoint-memory", "piling-up", "clip", "skew",
-    "exchange", "neighbour-cores", "compile-cost", "quota",
+    "exchange", "neighbour-cores", "compile-cost", "quota", "sequential-loop", "large-vocabulary", "unfused-attention",
+    "computed-twice", "unused-gradients",
 })  # fmt: skip
 FIRST, LATER, MISSED = "found first", "found later", "missed"
 
@@ -166,9 +178,10 @@ def _innocents(options: Options, counts: Counts) -> Table:
     for script, kind in [
         *(("innocent.py", kind) for kind in options.cases(INNOCENTS)),
         *((SLOWING, kind) for kind in options.cases(NOT_SLOWING)),
+        *((WORK, kind) for kind in options.cases(WORK_INNOCENTS)),
     ]:
         say(f"script_faults: innocent {kind}")
-        words = (kind, "0") if script == SLOWING else (kind,)
+        words = (kind,) if script == "innocent.py" else (kind, "0")
         with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as folder:
             found = observe(Path(folder), script, *words, seconds=_seconds(options))
         # The steps of the one that becomes slower are short: something beside the model takes time.

@@ -483,6 +483,7 @@ class Report:
             "not_in_effect": [setting.name for setting in snapshot.settings if setting.in_effect is False],
             "warnings": snapshot.warnings,
             "skipped_lines": data.skipped,
+            "capture": None if snapshot.kernels is None else asdict(snapshot.kernels),
         }
 
 
