@@ -299,6 +299,7 @@ class Steps:
         before there was any optimizer: the parameters were changed in another way.
         """
         S[CORRECTION] += earlier
+        S[MICRO] += earlier  # each had a backward pass, whose items count
         if not self.compiled:
             self._assumed += earlier + ended
             self._alone += (earlier + ended) * (not self.has_optimizer())
@@ -310,7 +311,9 @@ class Steps:
         if self._zeroing:
             self._zeroing, self._in_a_row = False, 0
         if self._assumed:
-            S[CORRECTION] -= self._assumed - (self._alone if self._alone > SILENT_BACKWARDS else 0)
+            taken_back = self._assumed - (self._alone if self._alone > SILENT_BACKWARDS else 0)
+            S[CORRECTION] -= taken_back
+            S[MICRO] = max(S[MICRO] - taken_back, 0)
             self._assumed = self._alone = 0
         if key not in self.ends.counts and not any(self._exists(one) for one in self.ends.counts):
             S[CORRECTION] += self.ends.renew(key)

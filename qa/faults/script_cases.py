@@ -31,7 +31,7 @@ class Fault:
 
     ranks: of the script, under torchrun if there are several. script: in which it is planted; hangs.py may fail.
     package: that the script needs. busy: whether it is planted beside the script, as so many other processes. seconds:
-    of training.
+    of training. quota: whether level 4 runs in a control group with a quarter of a core, and the twin with 64 cores.
     """
 
     name: str
@@ -43,6 +43,7 @@ class Fault:
     package: str = ""
     busy: bool = False
     seconds: float = 14.0
+    quota: bool = False
 
 
 FAULTS = (
@@ -64,6 +65,7 @@ FAULTS = (
     Fault("evaluation-keeps", ("evaluation-memory", "evaluation"), (10, 40)),
     Fault("checkpoint-copies", ("checkpoint-memory", "checkpoint"), (20, 60)),
     Fault("recompile", ("recompile",), (7, 1000), "weighed"),
+    Fault("compile-cost", ("compile-cost",), (16, 48), seconds=6.0),
     Fault("dense-embedding", ("dense-embedding",), (2, 10), "WithIds.table"),
     Fault("denormals", ("denormals",), (2, 10)),
     Fault("retain-graph", ("retain-graph",), (1, 4), "planted.py"),
@@ -74,6 +76,7 @@ FAULTS = (
     Fault("evaluate-joins", ("evaluation",), (4, 16), "in evaluate"),
     Fault("logging", ("logging",), (2, 10), "Board.add_scalar"),
     Fault("threads", ("oversubscribed",), (4, 16)),
+    Fault("quota", ("quota",), (4, 10), quota=True),
     Fault("neighbours", ("neighbour-cores",), (1, 3), busy=True),
     Fault("garbage", ("gc",), (2, 10)),
     Fault("anomaly", ("anomaly",), (6, 24)),
@@ -127,9 +130,7 @@ FAULTS = (
 )
 # Causes that a script can have, and that nothing plants here.
 UNPLANTED = {
-    "quota": "wants a control group with a quota",
     "near-limit": "would fill the memory of the machine",
-    "compile-cost": "planted into own models",
     **dict.fromkeys(
         (
             "transfer", "launch-bound", "sync", "collectives", "queue-gaps", "gpu-idle", "throttling", "thrash",

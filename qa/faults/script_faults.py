@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from qa.console import console, output, python_words, sets_of
 from qa.trials import nulls
 from qa.trials.nulls import Null
 
-from . import timed_hangs
+from . import quota, timed_hangs
 from .observed import neighbours
 from .script_cases import FAULTS, FRAMEWORKS, HANGS, HAZARDS, INNOCENTS, NOT_SLOWING, SLOWING, Fault
 
@@ -48,7 +48,7 @@ WORDS = frozenset({
     "slow-function", "slowing", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "recompile",
     "not-finite", "iterator-restart", "short-epochs", "repeated-items", "logging", "worker-memory", "evaluation-memory",
     "hang", "died", "open-files", "dense-embedding", "retain-graph", "checkpoint-memory", "piling-up", "clip", "skew",
-    "exchange", "neighbour-cores",
+    "exchange", "neighbour-cores", "compile-cost", "quota",
 })  # fmt: skip
 FIRST, LATER, MISSED = "found first", "found later", "missed"
 
@@ -125,6 +125,9 @@ def _possible(faults: Sequence[Fault], python: str) -> tuple[list[Fault], list[s
         f"{python}, see --python"
         for package in missing
     ]
+    if any(fault.quota for fault in faults) and (why := quota.missing()):
+        reasons.append(f"skipped: quota; {why}")
+        faults = [fault for fault in faults if not fault.quota]
     return [fault for fault in faults if fault.package not in missing], reasons
 
 
@@ -207,7 +210,11 @@ def _is_named(fault: Fault, finding: dict[str, Any]) -> bool:
 
 def _observed(folder: Path, fault: Fault, level: float, options: Options) -> list[dict[str, Any]]:
     python = (options.python if fault.script == FRAMEWORKS else "") or sys.executable
-    beside = neighbours(int(level), 0 if level else 3) if fault.busy else nullcontext()
+    beside: AbstractContextManager[object] = nullcontext()
+    if fault.busy:
+        beside = neighbours(int(level), 0 if level else 3)
+    elif fault.quota:
+        beside = quota.limited(1 / level if level else 64.0)
     with beside:
         return observe(
             folder, fault.script, fault.name, f"{level:g}", ranks=fault.ranks,

@@ -102,7 +102,7 @@ COMMAND_LINES = {
     "runs delete --older-than=30 --yes": "30d",
     "wizard --gpu 'Voodoo 2'": "Voodoo 2",
     "wizard --goal time": "--items N",
-    "wizard --effective-batch 8 --free-batch": "--free-batch",
+    "wizard --keep colour": "batch, sequence, size",
     "wizard --size huge": "huge",
     "wizard --min-sequence 9999": "allowed: 2 to",
     "wizard -o /proc/a.toml": "/proc/a.toml",

@@ -21,8 +21,8 @@ import torch
 
 from ndd_console.cli import COMMANDS, cli
 from ndd_engine.config import read
+from ndd_engine.hardware.named_gpus import gpu_named
 from ndd_engine.trial.claims import chosen
-from ndd_engine.wizard.proposals import gpu_named
 from tests.cli.program import call, run
 from tests.recordings.snapshots import History
 from tests.trial.written_runs import steady, windows, write_run

@@ -339,12 +339,15 @@ def test_for_a_gpu_that_is_not_in_this_machine(tmp_path: Path) -> None:
     found = json.loads(done.stdout)
     assert found["gpu"].endswith("RTX 4080 SUPER")
     assert found["verified"] is False
-    assert all(row["step_is_lower_bound"] for row in found["proposals"])
+    for row in found["proposals"]:
+        low, high = row["predicted_step_range_s"]
+        assert low < row["predicted_step_s"] < high and row["decides"]
     assert all(row["predicted_memory_bytes"] > 500 << 20 for row in found["proposals"])
-    # Peak FLOP/s do not depend on the micro-batch: the largest that fits gets closest to them.
-    assert found["chosen"]["micro"] == max(
-        row["micro"] for row in found["proposals"] if not row["missing_bytes"]
-    )
+    assert found["chosen"]["set"] in found["table"] and len(found["table"]) <= 12
+    # Half of the sequence and the sizes beside are shown, and not chosen.
+    shown = {(row["size"], row["sequence"]) for row in found["proposals"] if row["alternative"]}
+    assert shown == {("mini", 64), ("tiny", 128), ("small", 128)}
+    assert (found["chosen"]["size"], found["chosen"]["sequence"]) == ("mini", 128)
 
 
 def test_progress_prints_each_stage_once() -> None:

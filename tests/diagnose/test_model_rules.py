@@ -10,7 +10,7 @@ from planted_runs import NVML, Planted, healthy, profiled, script
 
 from ndd_console.words.run import loss_text, summary
 from ndd_engine.diagnose import diagnose
-from ndd_engine.record.events import MarkEvent, NotFiniteEvent
+from ndd_engine.record.events import EndEvent, MarkEvent, NotFiniteEvent
 
 TABLE = ("Net.encoder.table", "Embedding", 1_000_000, 64, 512, 0.95, "Adam")
 
@@ -203,3 +203,14 @@ def test_a_loss_that_is_not_finite_is_the_first_finding_and_the_first_line() -> 
     assert "lower learning rate" in grown.changes[0].text
     # It is none any more when losses are finite again.
     assert "not-finite" not in Planted(window={"skipped": 0, "loss_scale": 65536.0}).causes()
+
+
+def test_what_a_script_compiles_before_it_is_seen_to_train_may_take_longer_than_all_that_follows() -> None:
+    ended = {11: [EndEvent("done", "", 240, 0)]}  # 5 s of steps
+
+    def causes(seconds: float) -> list[str]:
+        mark = MarkEvent("compile", 0, "", {"seconds": seconds, "graphs": 1})
+        return script(marks=[mark], after=ended).causes()
+
+    assert "compile-cost" in causes(20.0) and "compile-cost" in causes(3.0)
+    assert "compile-cost" not in causes(0.2)

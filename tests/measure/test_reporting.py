@@ -170,7 +170,9 @@ def test_an_operation_that_cannot_be_counted_is_named_and_survived() -> None:
 
 
 def profile(**changes: Any) -> GpuProfile:
-    made = GpuProfile("x", "X 9000", 16, 700.0, {"bf16": 165.0, "tf32": 82.0}, (8, 9), "a sheet", ("X",))
+    made = GpuProfile(
+        "x", "X 9000", 16, 700.0, {"bf16": 165.0, "tf32": 82.0}, (8, 9), "a sheet", ("X",), 40, 6.0
+    )
     return replace(made, **changes)
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from ndd_engine.child import decoded
 from ndd_engine.config import Config, read
+from ndd_engine.hardware.named_gpus import gpu_named
 from ndd_engine.predict import rank_memory
 from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.estimate import (
@@ -31,7 +32,7 @@ from ndd_engine.predict.estimate import (
     fit,
 )
 from ndd_engine.predict.fakes import traced
-from ndd_engine.predict.outlook import Outlook
+from ndd_engine.predict.outlook import Outlook, predict_for
 from ndd_engine.predict.rank_memory import BucketsOnly, pretended, shares, stepper_of_rank
 from ndd_engine.predict.step_probes import Prober, endless, in_order, record
 from ndd_engine.train.prepare import seed
@@ -341,13 +342,13 @@ def test_the_stand_in_for_fake_tensors_allocates_what_ddp_does(compress: str) ->
 def test_a_gpu_that_is_not_here_is_traced_with_fake_tensors(strategy: str) -> None:
     config, workload = made("parallel.ranks=4", f"parallel.strategy={strategy}")
     with pretended(4, torch.device("cuda")):
-        fake, flops = traced(config, workload, 4)
+        fake = traced(config, workload, next(endless(workload, config, 4)))
     real = predicted("parallel.ranks=4", f"parallel.strategy={strategy}", device="cuda")
     weights = sum(item.nbytes for item in workload.model.parameters()) if strategy == "ddp" else 0
     # On a GPU the parameters are part of the trace, on the CPU the order of the data.
     order = 8 * len(workload.train_data)  # type: ignore[arg-type]
-    assert fake.peak() - weights == pytest.approx(real.peak() - order, rel=0.02)
-    assert flops
+    assert fake.trace.peak() - weights == pytest.approx(real.peak() - order, rel=0.02)
+    assert fake.micro and fake.update
 
 
 def test_what_a_rank_holds_throughout_a_step() -> None:
@@ -377,3 +378,21 @@ def test_a_rank_holds_its_shares_with_gathered_layers_and_buckets() -> None:
     found = replace(outlook(114), config=config, shares=held)
     assert found.parts["gathered layers"] == 2 * MIB and found.parts["buckets"] == MIB
     assert sum(found.parts.values()) == 2 * found.parts["total"]
+
+
+@pytest.mark.long
+def test_a_configuration_is_predicted_for_a_gpu_that_is_not_here() -> None:
+    draft = read(None, ["workload.size=tiny", "batch.micro=256", "run.epochs=1"], "chartext")
+    here: list[Outlook] = []
+    for name in ("RTX 4070 Laptop", "H100 SXM"):
+        found = predict_for(draft, gpu_named(name), lambda _: None)
+        assert found.items and found.outlook.fits and not found.outlook.step_measured
+        here.append(found.outlook)
+    small, large = here
+    assert small.config.precision.amp == "bf16"
+    for one in here:
+        assert one.step_range_s is not None and one.step_range_s[0] < one.step_s < one.step_range_s[1]
+    # The same memory, and no slower on the faster GPU.
+    assert small.total_bytes == large.total_bytes
+    assert large.estimate is not None and small.estimate is not None
+    assert large.estimate.busy[0][1] < small.estimate.busy[0][1]

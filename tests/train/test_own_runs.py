@@ -214,7 +214,7 @@ def test_a_step_cannot_be_traced_for_an_absent_gpu(words: Written) -> None:
     sets = words(f"{DENSE}return parts(model, step=lambda batch, train: 0.0)")
     config = read(None, [*sets, "run.max_steps=3"]).resolve()
     with pytest.raises(UsageError, match="own step"):
-        traced(config, prepare(config), 8)
+        traced(config, prepare(config), None)
 
 
 # What the model keeps, and mistakes

@@ -9,7 +9,8 @@ from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.wizard import Field, Preview
 from ndd_console.words.blocks import Block, Facts
 from ndd_engine.errors import NddError
-from ndd_engine.wizard.proposals import Batch, Measured, Model, Proposal, pareto
+from ndd_engine.wizard.order import handful, pareto
+from ndd_engine.wizard.proposals import Answers, Batch, Measured, Model, Proposal
 
 GB = 1 << 30
 FREE = 12 * GB
@@ -72,6 +73,10 @@ class FakeWizard:
         self.cannot_save = self.cannot_show = ""
         self.there = True
         self.edited = False
+
+    @property
+    def table(self) -> tuple[Proposal, ...]:
+        return tuple(handful(self.rows, Answers()))
 
     @property
     def best(self) -> tuple[Proposal, ...]:

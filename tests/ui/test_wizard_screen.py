@@ -23,7 +23,8 @@ from ndd_console.screens.home import entries
 from ndd_console.screens.pages import HelpScreen
 from ndd_console.screens.wizard import BY_SPEED, WizardScreen, ordered
 from ndd_console.words.wizard import PROPOSAL_COLUMNS
-from ndd_engine.wizard.proposals import Answers, Measured, gpu_named, usable_bytes
+from ndd_engine.hardware.named_gpus import gpu_named, usable_bytes
+from ndd_engine.wizard.proposals import Answers, Measured
 from tests import waiting
 
 from . import pilots

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import tomli
-from situations import BASE, HOST, KEPT, MODEL, OPENED, situation
+from situations import BASE, HOST, KEPT_BYTES, MODEL, OPENED, situation
 
 from ndd_console.words.wizard import threads_line
 from ndd_engine.child import Json
@@ -17,11 +17,14 @@ from ndd_engine.config import Config, read
 from ndd_engine.errors import UsageError
 from ndd_engine.hardware.detect import equal_gpus
 from ndd_engine.hardware.gpus import Gpu, Machine
+from ndd_engine.hardware.named_gpus import gpu_named
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.estimate import Family, ItemCounts, Memory, StepTime, TimedBatch, Trace
 from ndd_engine.predict.probe_process import Probed, other_is_faster
+from ndd_engine.wizard.order import cost_in_words, handful, pareto, ranked
 from ndd_engine.wizard.planner import Planner, ProbedModel, Situation, proposals, unprobed_present
 from ndd_engine.wizard.proposals import (
+    KEPT,
     MOST_MICROS,
     Answers,
     Batch,
@@ -29,12 +32,8 @@ from ndd_engine.wizard.proposals import (
     Model,
     Proposal,
     batches,
-    cost_in_words,
-    gpu_named,
     longest_sequence,
     models,
-    pareto,
-    ranked,
     ranks_to_propose,
     sequences,
     worth_a_row,
@@ -61,6 +60,21 @@ def test_a_gpu_is_found_by_its_common_names(wanted: str, found: str) -> None:
     assert gpu_named(wanted).name.startswith(found)
     if found == "NVIDIA GeForce RTX 4070":
         assert "Laptop" not in gpu_named(wanted).name
+
+
+def test_a_gpu_without_a_profile_is_given_by_its_figures() -> None:
+    found = gpu_named("memory=24, bandwidth=936,sms=82,l2=6,fp32=35.6,bf16=71.2")
+    assert (found.memory_gb, found.bandwidth_gb_s, found.sms, found.l2_mb) == (24, 936, 82, 6)
+    assert dict(found.dense_tflops) == {"fp32": 35.6, "bf16": 71.2}
+    for text, words in (
+        ("memory=24,bandwidth=936", "sms, l2, fp32 missing"),
+        ("memory=24,speed=2", "speed: unknown figure; allowed: memory"),
+        ("memory=24GB", "memory=24GB: not a number"),
+        ("memory=-1", "more than 0"),
+        ("memory=nan", "more than 0"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            gpu_named(text)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +104,8 @@ def test_unknown_or_ambiguous_gpus_are_rejected_with_the_known_names(wanted: str
         (Answers(reserve_bytes=-1), "0 or more"),
         (Answers(sizes=("tiny", "huge")), "tiny, mini"),
         (Answers(gpu="Voodoo"), "no profile"),
+        (Answers(keep=("colour",)), "batch, sequence, size"),
+        (Answers(keep=("size",), sizes=("tiny",)), "cannot be combined"),
     ],
 )
 def test_invalid_answers_are_rejected_with_the_allowed_values(answers: Answers, words: str) -> None:
@@ -140,19 +156,6 @@ def test_a_free_batch_gets_close_to_the_memory_limit(most: int) -> None:
     assert most - 8 < fitting[-1] <= most
 
 
-def test_with_peak_flops_only_larger_micro_batches_come_first() -> None:
-    bound = replace(BASE, lower_bound=True, free_bytes=1000)
-    rows = [
-        replace(bound, batch=Batch(micro, 16 // micro), step_s=0.1 + micro * 1e-6, memory_bytes=50 * micro)
-        for micro in (2, 4, 8, 16)
-    ]
-    assert ranked(rows, Answers())[0].batch.micro == 16
-    assert ranked(rows, Answers(goal="time", items=1600))[0].batch.micro == 16
-    # At most half of the memory.
-    assert ranked(rows, Answers(goal="low-memory"))[0].batch.micro == 8
-    assert pareto(rows) == rows  # each needs less memory than the next
-
-
 def test_the_pareto_front_of_many_rows() -> None:
     rows = [
         replace(BASE, batch=Batch(micro, 1), memory_bytes=micro % 97, step_s=1 + (micro * 31) % 89)
@@ -174,6 +177,65 @@ def test_the_configured_model_comes_first() -> None:
     for model in found:
         resolved = config(*model.sets())
         assert (resolved.workload.size, resolved.batch.sequence) == (model.size, model.sequence)
+
+
+def test_a_larger_batch_is_recommended_only_while_it_pays() -> None:
+    def row(micro: int, rate: float, range_s: tuple[float, float] | None = None) -> Proposal:
+        step_s = micro / rate
+        return replace(
+            BASE, batch=Batch(micro, 1), step_s=step_s, batch_times=micro / 16, memory_bytes=micro,
+            step_range_s=range_s,
+        )  # fmt: skip
+
+    # From 64 on, all are within 5 % of the fastest.
+    rows = [row(32, 800), row(64, 970), row(128, 990), row(256, 1000)]
+    assert ranked(rows, Answers())[0].batch.micro == 64
+    # One that keeps the effective batch at that speed comes first.
+    assert ranked([*rows, row(16, 960)], Answers())[0].batch.micro == 16
+    # On a slow host, 64 is far slower.
+    slow = [row(64, 970, (0.05, 0.2)), row(256, 1000, (0.2, 0.4))]
+    assert ranked(slow, Answers())[0].batch.micro == 256
+
+
+def test_a_handful_differs_in_what_matters() -> None:
+    now, half, large = Model("tiny", 64, "off"), Model("tiny", 32, "bf16"), Model("mini", 64, "bf16")
+
+    def rows(model: Model, rate: float, alternative: bool) -> list[Proposal]:
+        return [
+            replace(
+                BASE, model=model, batch=Batch(micro, 16 // micro), step_s=16 / rate * (1 + 1 / micro),
+                memory_bytes=20 * micro, alternative=alternative, parameters=5000 if model is large else 1000,
+            )
+            for micro in (1, 2, 4, 8, 16)
+        ]  # fmt: skip
+
+    every = [*rows(now, 100, False), *rows(half, 300, True), *rows(large, 50, True)]
+    found = handful(every, Answers())
+    assert ranked(every, Answers())[0].key == found[0].key and found[0].model == now
+    # One row of each alternative, after those of the configured model, although one of them is faster.
+    assert [one.model for one in found if one.alternative] == [half, large]
+    assert len(found) <= 6
+    assert not any(one.alternative for one in ranked(every, Answers()))
+    # A size that was asked for has its row, also where it does not fit.
+    tight = [replace(one, free_bytes=10) if one.model is large else one for one in every]
+    assert [one.batch.micro for one in handful(tight, Answers()) if one.model == large] == [1]
+
+
+def test_the_default_shows_half_the_sequence_and_the_sizes_beside() -> None:
+    known = ("tiny", "mini", "small")
+    wide = config("workload.size=mini")
+    found = models(wide, Answers(), ["mini"], ["off", "bf16"], known, "bf16")
+    now = [Model("mini", 128, "off"), Model("mini", 128, "bf16")]
+    beside = [Model("mini", 64, "bf16"), Model("tiny", 128, "bf16"), Model("small", 128, "bf16")]
+    assert found == [*now, *beside]
+    assert models(wide, Answers(keep=("sequence",)), ["mini"], ["off", "bf16"], known, "bf16") == [
+        *now,
+        *beside[1:],
+    ]
+    assert models(wide, Answers(keep=("size",)), ["mini"], ["off", "bf16"], known, "bf16") == [
+        *now,
+        beside[0],
+    ]
 
 
 def test_the_goal_determines_the_order() -> None:
@@ -214,7 +276,7 @@ def test_data_on_the_gpu_costs_memory_and_saves_time() -> None:
     assert len(places["host"]) == len(places["device"]) > 1
     for host, device in zip(places["host"], places["device"], strict=True):
         assert host.batch == device.batch and host.key != device.key
-        assert device.memory_bytes == host.memory_bytes + KEPT
+        assert device.memory_bytes == host.memory_bytes + KEPT_BYTES
         assert device.step_s < host.step_s
         assert "loader.placement=device" in device.sets()
         assert device.total_s < host.total_s
@@ -234,12 +296,12 @@ def test_what_cannot_be_kept_on_a_gpu_stays_on_the_host(there: Situation) -> Non
 
 
 def test_cached_items_count_where_they_are_stored() -> None:
-    tensors, encoded = (ItemCounts(KEPT, gathers=gathers) for gathers in (True, False))
+    tensors, encoded = (ItemCounts(KEPT_BYTES, gathers=gathers) for gathers in (True, False))
     changing = ItemCounts(None, gathers=False)
-    assert tensors.loader_bytes(on_gpu=True, placement="device", cache=False) == KEPT
+    assert tensors.loader_bytes(on_gpu=True, placement="device", cache=False) == KEPT_BYTES
     assert tensors.loader_bytes(on_gpu=True, placement="host", cache=True) == 0
     assert tensors.loader_bytes(on_gpu=False, placement="host", cache=True) == 0  # already in host memory
-    assert encoded.loader_bytes(on_gpu=False, placement="host", cache=True) == KEPT
+    assert encoded.loader_bytes(on_gpu=False, placement="host", cache=True) == KEPT_BYTES
     assert encoded.loader_bytes(on_gpu=False, placement="host", cache=False) == 0
     assert changing.loader_bytes(on_gpu=True, placement="device", cache=True) == 0
 
@@ -339,7 +401,7 @@ def test_what_fits_only_with_retries_is_marked_and_comes_last() -> None:
     probed = ProbedModel(
         MODEL, 1000, 64.0, Memory(family, "gpu", 0, "test"), StepTime(points, 0.0, on_gpu=True)
     )
-    answers = Answers(hold_effective=False)
+    answers = Answers()
     rows = [one for one in proposals(situation(), answers, probed) if one.placement == "host"]
     retried = [one for one in rows if one.retries]
     assert {one.batch.micro for one in retried} and all(one.fits for one in retried)
@@ -374,7 +436,8 @@ def proposed(
     gpus: Machine, whole_mib: int, *sets: str, answers: Answers | None = None
 ) -> tuple[ProposalSet, list[Layout], Answers]:
     """The proposals for a machine whose probes find a model of this size, 10 MiB per item; the layouts probed."""
-    answers = answers or Answers(workload="chartext", sets=("workload.size=tiny", "run.device=cpu", *sets))
+    kept = Answers(workload="chartext", sets=("workload.size=tiny", "run.device=cpu", *sets), keep=KEPT)
+    answers = answers or kept
     probed: list[Layout] = []
 
     def ask(command: Json) -> Json:
@@ -472,7 +535,7 @@ def test_configured_ranks_are_kept_and_asked_ones_come_first() -> None:
     configured, probed, _ = proposed(gpus_of("A", "A"), 100, "parallel.ranks=4", "batch.micro=4")
     assert configured.situation.ranks == 4 and probed == [Layout(4)]
     assert [one for one in configured.rows if one.present and one.layout == Layout(4)]
-    answers = Answers(workload="chartext", sets=("workload.size=tiny", "run.device=cpu"), ranks=2)
+    answers = Answers(workload="chartext", sets=("workload.size=tiny", "run.device=cpu"), ranks=2, keep=KEPT)
     found, _, _ = proposed(gpus_of("A"), 100, answers=answers)
     assert found.situation.ranks == 2 and found.situation.ranks_why == "2 ranks on A"
     alone, _, _ = proposed(gpus_of("A", "A"), 100, answers=replace(answers, ranks=1))

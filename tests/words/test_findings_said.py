@@ -212,7 +212,7 @@ REPORT: dict[str, Any] = {
     "effective_batch": 20, "memory_source": "a probe", "memory_reliable": True, "memory_why_not": "", "nearest": None,
     "fits": True, "available_bytes": 214 * MB, "retries": 0, "bytes_without_retries": 215 * MB, "step_s": 1.0,
     "step_measured": True, "epoch_s": 1.0, "steps_per_epoch": 1, "total_s": 1.0, "total_steps": 1, "ranks": 1,
-    "sharded": None, "ways": [], "budget": None, "step_doubt": "", "busy": None,
+    "sharded": None, "ways": [], "budget": None, "step_doubt": "", "step_range_s": None, "decides": None, "busy": None,
     "notes": [], "advice": ["loader.workers exceeds the cores"],
 }  # fmt: skip
 
@@ -246,6 +246,7 @@ def facts(**changes: Any) -> str:
         ),
         ({"epoch_s": None, "total_s": None}, "time: n/a:"),
         ({}, "advice: loader.workers"),
+        ({"step_range_s": (0.1, 0.4), "decides": "host"}, "(estimated, 100 ms to 400 ms: host decides)"),
         (
             {"fits": False, "sharded": {"ranks": 4, "peak_bytes": 40 * MB, "fits": True}},
             "on 4 ranks 40.0 MiB each: --set parallel.ranks=4 --set parallel.strategy=fsdp2",

@@ -356,15 +356,24 @@ class Draft:
         """What is known of the model and the data, see TuningSection."""
         return frozenset(TuningSection.model_validate(self.profile.get("tuning", {})).model)
 
-    def resolve(self, size: str | None = None, memory_gb: float | None = None, few: bool = False) -> Config:
+    def resolve(
+        self,
+        size: str | None = None,
+        memory_gb: float | None = None,
+        few: bool = False,
+        shapes: bool = False,
+    ) -> Config:
         """The validated configuration with the given size (default: the size as written).
 
         memory_gb: GPU memory for which the size was chosen; the profile may define a batch size for it. few: with the
-        little data that measuring a size takes. Raises ConfigError with all problems.
+        little data that measuring a size takes. shapes: with the least data whose batches have the same shapes. Raises
+        ConfigError with all problems.
         """
         merged, problems = self._merged(size, memory_gb)
         if few:
             _merge(merged, {"workload": self.auto.get("probe", {})})
+        if shapes:
+            _merge(merged, self.profile.get("shapes", {}))
         try:
             config = Config.model_validate(merged)
         except ValidationError as error:

@@ -432,9 +432,9 @@ _MIG = re.compile(r"^(?P<gpu>.+?)\s+MIG\s+(?P<profile>\S+)$")
 class GpuProfile:
     """Published specifications of a GPU.
 
-    memory_gb: nominal. bandwidth_gb_s: 10^9 bytes per second. dense_tflops: format (bf16, fp16, tf32, fp32) -> peak in
-    10^12 operations per second without sparsity; unsupported formats are absent. note: why the peaks may not be
-    reachable, or None.
+    memory_gb: nominal. bandwidth_gb_s: 10^9 bytes per second. sms: streaming multiprocessors. l2_mb: L2 cache in 10^6
+    bytes. dense_tflops: format (bf16, fp16, tf32, fp32) -> peak in 10^12 operations per second without sparsity;
+    unsupported formats are absent. note: why the peaks may not be reachable, or None.
     """
 
     slug: str
@@ -445,6 +445,8 @@ class GpuProfile:
     compute_capability: tuple[int, int]
     source: str
     match: tuple[str, ...]
+    sms: int
+    l2_mb: float
     memory_range_gb: tuple[float, float] | None = None
     note: str | None = None
 
@@ -506,6 +508,8 @@ def _parse(slug: str, body: dict[str, Any]) -> GpuProfile:
         compute_capability=(int(major), int(minor)),
         source=body["source"],
         match=tuple(body["match"]),
+        sms=body["sms"],
+        l2_mb=body["l2_mb"],
         memory_range_gb=(float(bounds[0]), float(bounds[1])) if bounds else None,
         note=body.get("note"),
     )

@@ -3,7 +3,11 @@
 allocator      a simulation of CUDA's caching allocator
 estimate       the allocations of a step, fitted through two recordings; peak memory and step time at any batch size
 step_probes    records and times real steps, on the CPU or a GPU
-fakes          traces for a GPU that is not in this machine, from fake tensors
+fakes          traces for a GPU that is not in this machine, from fake tensors: allocations and operations
+loops          such traces at other sizes, and with loops of any length
+kernels        how long an operation takes on a GPU, from its shapes and the GPU's specifications
+launches       step time of a GPU that is not there: host and GPU as two timelines
+absent         memory and time on a GPU that is not in this machine
 rank_memory    one rank of several in a single process
 windows        what each block of a model holds in a step, and the cheapest of them to compute again
 budget         chooses and times them for a memory budget; what would make a configuration fit

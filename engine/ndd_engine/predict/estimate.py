@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
-from typing import Literal
+from typing import Any, Literal
 
 from .allocator import MIN_BLOCK, Allocator, Rules, SimulatedOutOfMemoryError
 
@@ -250,8 +250,8 @@ def _partners(small: Trace, large: Trace) -> dict[int, int]:
     """Maps keys of the larger trace to the matching keys of the smaller one."""
     first, second = small.all_labels(), large.all_labels()
     # Most match at both ends; only the middle needs the slower matcher.
-    head = _alike(first, second)
-    tail = _alike(first[head:][::-1], second[head:][::-1])
+    head = common_start(first, second)
+    tail = common_start(first[head:][::-1], second[head:][::-1])
     found = {place: place for place in range(head)}
     found.update({len(second) - back: len(first) - back for back in range(1, tail + 1)})
     inside = first[head : len(first) - tail], second[head : len(second) - tail]
@@ -260,7 +260,7 @@ def _partners(small: Trace, large: Trace) -> dict[int, int]:
     return found
 
 
-def _alike(first: Sequence[str], second: Sequence[str]) -> int:
+def common_start(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Length of the common prefix."""
     pairs = zip(first, second, strict=False)
     return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
@@ -442,6 +442,10 @@ class StepTime:
     def step_s(self, micro: int, accumulation: int = 1, workers: int = 0, placed: bool = False) -> float:
         """Predicted seconds of an optimizer step."""
         return accumulation * self.micro_s(micro, workers, placed) + self.update_s
+
+    def host_s(self, micro: int) -> float:
+        """Seconds until the host has launched a micro-batch."""
+        return self._at(micro, "host_s")
 
     def measured(self, micro: int) -> bool:
         """Whether this micro-batch was measured."""

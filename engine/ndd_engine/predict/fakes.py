@@ -1,11 +1,13 @@
 """Traces of a training step as a GPU would run it, recorded without a GPU from fake tensors.
 
-Fake tensors run a step without computing or allocating; a dispatch mode records their storages. They are CPU tensors
-because autograd on "cuda" needs a CUDA build of torch, so `AsOnGpu` substitutes what a GPU does differently:
+Fake tensors run a step without computing or allocating; a dispatch mode records their storages and the operations with
+their shapes. They are CPU tensors because autograd on "cuda" needs a CUDA build of torch, so `AsOnGpu` substitutes what
+a GPU does differently:
 
 - attention uses the flash or memory-efficient kernel, not the math kernel with its (B, H, T, T) scores;
 - autocast runs more operations in fp32 than on the CPU;
-- an LSTM is one cuDNN call with a reserve buffer, not thousands of small operations.
+- an LSTM or GRU is one cuDNN call with a reserve buffer, not thousands of small operations;
+- gradients are clipped, and unscaled after fp16, by functions that take all of them at once.
 
 Scratch memory inside kernels is only included where its size is known (`SCRATCH`). The result is a prediction that has
 not been verified on the GPU.
@@ -16,8 +18,8 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -29,13 +31,12 @@ from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 from ndd_engine.config import Config
 from ndd_engine.errors import UsageError
 from ndd_engine.measure.phase_clock import PhaseClock
-from ndd_engine.measure.reporting import WorkCounter
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
 
 from .estimate import FREED, MANY, ONE, Trace
+from .kernels import RECURRENT, RECURRENT_BACKWARD, Op, Shape
 from .rank_memory import is_sharded, strategy_for_fakes
-from .step_probes import longest_first
 
 aten = torch.ops.aten
 
@@ -56,6 +57,8 @@ IN_FP32 = frozenset({
 
 
 _ON = "cpu"
+# The number of the second micro-batch of the second step, counted from 1.
+_LAST = 3
 
 
 OWN_STEP = (
@@ -64,11 +67,24 @@ OWN_STEP = (
 )
 
 
-def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int] = ()) -> tuple[Trace, int]:
-    """Trace two steps with one micro-batch and one step with two. Returns the trace and the FLOPs of one micro-batch.
+class TooLongError(Exception):
+    """A forward pass has more operations than asked for, so it probably loops over time."""
 
-    longest: items to include in the batch, see `probing.extremes`. Raises what a step raises on fake tensors: a model
-    with data-dependent control flow cannot be traced.
+
+class Traced(NamedTuple):
+    """A step as a GPU would run it. trace: its allocations; micro, update: operations of one micro-batch that adds to
+    the gradients, and of the update after the last."""
+
+    trace: Trace
+    micro: list[Op]
+    update: list[Op]
+
+
+def traced(config: Config, workload: Workload, batch: Any, most_ops: int | None = None) -> Traced:
+    """Trace a step with one micro-batch like `batch`, and a step with two.
+
+    Raises TooLongError if a forward pass has more than `most_ops` operations, and what a step raises on fake tensors: a
+    model with data-dependent control flow cannot be traced.
     """
     if workload.training.step is not None:
         raise UsageError(OWN_STEP)
@@ -77,8 +93,7 @@ def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int
         precision={"amp": "off"}, speed={"compile": "off", "cuda_graph": False, "attention": "auto"}
     )
     strategy = strategy_for_fakes(config, workload.training)
-    batch = next(longest_first(workload, config, micro, longest))
-    follow, counter = Follow(), WorkCounter()
+    follow, clock = Follow(most_ops), PhaseClock()
     # Tensors that are neither parameters nor buffers become fake when they are used.
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     fakes = tree_map(lambda leaf: fake.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf, batch)
@@ -87,21 +102,47 @@ def traced(config: Config, workload: Workload, micro: int, longest: Sequence[int
         # On the host, from which each layer moves to the GPU only as it is sharded.
         for whole in model.parameters():
             follow.ignore(whole)
-    with fake, AsOnGpu(), follow, follow.resizing():
+    clock.listener = lambda _, phase: follow.enter(clock.names[phase].partition("/")[0])
+    with fake, AsOnGpu(follow), follow, follow.resizing():
         stepper = Stepper(
             workload.with_model(model, known), config, torch.device(_ON), total_steps=1000, strategy=strategy
         )
         for parameter in (*stepper.model.parameters(), *stepper.model.buffers()):
             follow.note(parameter, "parameter")
+        follow.enter("other")
         with _autocast(amp):
-            for index, count in enumerate((1, 1, 2)):
-                if count > 1:
-                    follow.mark(ONE)
-                stepper.config = stepper.config.changed(batch={"accumulation": count})
-                with nullcontext() if index else counter:
-                    stepper.eager_step(_copies(fakes), PhaseClock(), index)
+            for index, micros in enumerate((1, 2)):
+                stepper.config = stepper.config.changed(batch={"accumulation": micros})
+                stepper.eager_step(_copies(fakes), clock, index)
         follow.mark(MANY)
-        return follow.trace(), counter.flops
+        weights = tuple(_shaped(item) for item in stepper.parameters)
+    return Traced(follow.trace(), *_as_on_gpu(follow.ops, follow.last, weights, amp == "fp16"))
+
+
+# Phases of the update, and those in which nothing of a step is computed on a GPU.
+_UPDATE = ("clip", "optimizer", "zero_grad")
+_OUTSIDE = ("data_wait", "to_device", "log", "other")
+
+
+def _as_on_gpu(
+    ops: Sequence[Op], last: int, weights: tuple[Shape, ...], scaled: bool
+) -> tuple[list[Op], list[Op]]:
+    """The operations of the last micro-batch, which begins at `last`, and of the update.
+
+    The CPU clips one gradient after the other.
+    """
+    step = [op for op in ops[last:] if op.phase not in _OUTSIDE]
+    update = [op for op in step if op.phase in _UPDATE and op.phase != "clip"]
+    first = [Op("clip", "_amp_foreach_non_finite_check_and_unscale_", (weights,), None)] if scaled else []
+    if any(op.phase == "clip" for op in step):
+        norms = Shape((len(weights),), 4, "fp32")
+        first += [
+            Op("clip", "_foreach_norm", (weights,), None),
+            Op("clip", "stack", ((Shape((1,), 4, "fp32"),) * len(weights),), norms.dims),
+            Op("clip", "linalg_vector_norm", (norms,), ()),
+            Op("clip", "_foreach_mul_", (weights,), None),
+        ]
+    return [op for op in step if op.phase not in _UPDATE], [*first, *update]
 
 
 def _copies(batch: Any) -> Iterator[Any]:
@@ -145,10 +186,17 @@ def _autocast(amp: str) -> Iterator[None]:
 
 
 class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records every storage that an operation creates, and when it is freed."""
+    """Records operations, every storage that one creates, and when it is freed.
 
-    def __init__(self) -> None:
+    most_ops: TooLongError is raised if a forward pass has more.
+    """
+
+    def __init__(self, most_ops: int | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        # The operations so far; the place of the last micro-batch among them; the phase of the step.
+        self.ops: list[Op] = []
+        self.last = 0
+        self._phase, self._most, self._passes = "other", most_ops, 0
         self._events: list[tuple[int, int]] = []
         self._labels: list[str] = []
         self._marks: dict[str, int] = {}
@@ -163,10 +211,32 @@ class Follow(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._labels.append(f"{name}/scratch")
             self._events += [(key, size), (key, FREED)]
         result = func(*args, **(kwargs or {}))
+        first: Tensor | None = None
         for leaf in tree_iter(result):
             if isinstance(leaf, Tensor):
+                first = leaf if first is None else first
                 self.note(leaf, name)
+        space, _, short = name.partition("::")
+        if space == "aten":
+            given = (*args, *(kwargs or {}).values())
+            out = None if first is None else tuple(first.shape)
+            self.ran(short, tuple(map(_shaped, given)), out)
         return result
+
+    def ran(self, name: str, args: tuple[Any, ...], out: tuple[int, ...] | None) -> None:
+        """Note an operation, of arguments as in `Op`."""
+        self.ops.append(Op(self._phase, name, args, out))
+        if self._most is not None and self._phase == "forward" and len(self.ops) - self.last > self._most:
+            raise TooLongError
+
+    def enter(self, phase: str) -> None:
+        """A phase of the step begins, with a forward pass a micro-batch; the third one at the mark ONE."""
+        if phase == "forward" != self._phase:
+            self._passes, self.last = self._passes + 1, len(self.ops)
+            if self._passes == _LAST:
+                self.mark(ONE)
+        self._phase = phase
+        self.mark(f"phase {len(self._marks)}")
 
     def note(self, tensor: Tensor, label: str) -> None:
         """Record a tensor's storage unless it is already known; of a sharded tensor (DTensor) this rank's part."""
@@ -231,8 +301,27 @@ SCRATCH: dict[str, Callable[[Any], tuple[int, ...]]] = {
 }
 
 
+def _shaped(value: Any) -> Any:
+    """A tensor as its Shape, lists as tuples; other values than numbers as None."""
+    if isinstance(value, Tensor):
+        value = getattr(value, "_local_tensor", value)
+        return Shape(tuple(value.shape), value.element_size(), _DTYPES.get(value.dtype, "other"))
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_shaped, value))
+    return value if isinstance(value, (bool, int, float)) else None
+
+
+_DTYPES = {
+    torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16", torch.float64: "fp64", torch.bool: "bool",
+}  # fmt: skip
+
+
 class AsOnGpu(TorchFunctionMode):
     """Calls the functions that a GPU would run instead of the CPU's."""
+
+    def __init__(self, follow: Follow) -> None:
+        super().__init__()
+        self._follow = follow
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -241,8 +330,8 @@ class AsOnGpu(TorchFunctionMode):
         if func is torch.nn.functional.scaled_dot_product_attention:
             return _attention(*args, **named)
         name = getattr(func, "__name__", "")
-        if name == "lstm" and len(args) == 9 and isinstance(args[3], bool):
-            return _lstm(*args)
+        if name in _GATES and len(args) == 9 and isinstance(args[3], bool):
+            return _recurrent(self._follow, _GATES[name], *args)
         if name in IN_FP32 and torch.is_autocast_enabled(_ON):
             args = tree_map_only(Tensor, lambda leaf: leaf.float() if leaf.dtype in HALVES else leaf, args)
         return func(*args, **named)
@@ -293,36 +382,61 @@ def _attention_of(
     return found.reshape(*before, *found.shape[-2:])
 
 
-def _lstm(
-    x: Tensor, state: tuple[Tensor, Tensor], weights: list[Tensor], _bias: bool, layers: int, _dropout: float,
-    _train: bool, both_ways: bool, batch_first: bool,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    hidden = weights[1].shape[1]
-    inputs = [_lowered(tensor) for tensor in (x, *state, *weights)]
-    found: tuple[Tensor, Tensor, Tensor] = _Lstm.apply(hidden, layers, both_ways, batch_first, *inputs)  # type: ignore[no-untyped-call]
+_GATES = {"lstm": 4, "gru": 3}
+
+
+def _recurrent(
+    follow: Follow, gates: int, x: Tensor, state: Any, weights: list[Tensor], _bias: bool, layers: int,
+    _dropout: float, _train: bool, both_ways: bool, batch_first: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    states = state if isinstance(state, (tuple, list)) else (state,)
+    inputs = [_lowered(tensor) for tensor in (x, *states, *weights)]
+    of = _Layers(weights[1].shape[1], layers, both_ways, batch_first, gates, len(states))
+    found: tuple[Tensor, ...] = _Recurrent.apply(follow, of, *inputs)  # type: ignore[no-untyped-call]
     return found
 
 
-class _Lstm(torch.autograd.Function):
-    """Allocates what cuDNN's LSTM does (output, states, reserve, packed weights) without computing anything."""
+class _Layers(NamedTuple):
+    """Layers of an LSTM or GRU."""
+
+    hidden: int
+    layers: int
+    both_ways: bool
+    batch_first: bool
+    gates: int
+    states: int
+
+    def note(self, follow: Follow, name: str, x: Tensor) -> None:
+        """The operations of all layers, each with its inputs as (time, batch, width)."""
+        ways = 2 if self.both_ways else 1
+        batch, length = (x.shape[0], x.shape[1]) if self.batch_first else (x.shape[1], x.shape[0])
+        for layer in range(self.layers):
+            width = x.shape[2] if not layer else self.hidden * ways
+            shape = Shape((length, batch, width), x.element_size(), _DTYPES.get(x.dtype, "other"))
+            follow.ran(name, (shape, self.hidden, ways, self.gates), None)
+
+
+class _Recurrent(torch.autograd.Function):
+    """Allocates what cuDNN does (output, states, reserve, packed weights) without computing anything."""
 
     @staticmethod
-    def forward(
-        ctx: Any, hidden: int, layers: int, both_ways: bool, batch_first: bool, x: Tensor, h: Tensor, c: Tensor,
-        *weights: Tensor,
-    ) -> Any:  # fmt: skip
-        batch, length = (x.shape[0], x.shape[1]) if batch_first else (x.shape[1], x.shape[0])
-        ways = 2 if both_ways else 1
-        y = x.new_empty((length, batch, hidden * ways))
-        reserve = x.new_empty(int(RESERVED * batch * length * hidden * layers * ways))
-        packed = x.new_empty(sum(weight.numel() for weight in weights))
-        ctx.save_for_backward(x, h, c, y, reserve, packed, *weights)
-        return (y.transpose(0, 1) if batch_first else y), torch.empty_like(h), torch.empty_like(c)
+    def forward(ctx: Any, follow: Follow, of: _Layers, x: Tensor, *rest: Tensor) -> Any:
+        batch, length = (x.shape[0], x.shape[1]) if of.batch_first else (x.shape[1], x.shape[0])
+        ways = 2 if of.both_ways else 1
+        of.note(follow, RECURRENT, x)
+        y = x.new_empty((length, batch, of.hidden * ways))
+        values = RESERVED * of.gates / _GATES["lstm"]
+        reserve = x.new_empty(int(values * batch * length * of.hidden * of.layers * ways))
+        packed = x.new_empty(sum(weight.numel() for weight in rest[of.states :]))
+        ctx.follow, ctx.of = follow, of
+        ctx.save_for_backward(x, y, reserve, packed, *rest)
+        return (y.transpose(0, 1) if of.batch_first else y), *map(torch.empty_like, rest[: of.states])
 
     @staticmethod
     def backward(ctx: Any, *_: Any) -> Any:
-        x, h, c, _, _, packed, *weights = ctx.saved_tensors
+        x, _, _, packed, *rest = ctx.saved_tensors
+        ctx.of.note(ctx.follow, RECURRENT_BACKWARD, x)
         scratch = torch.empty_like(packed)
-        gradients = [torch.empty_like(weight) for weight in weights]
+        gradients = [torch.empty_like(tensor) for tensor in (x, *rest)]
         del scratch
-        return None, None, None, None, *map(torch.empty_like, (x, h, c)), *gradients
+        return None, None, *gradients

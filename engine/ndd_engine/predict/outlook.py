@@ -13,7 +13,8 @@ import torch
 from ndd_engine.config import Config, Draft
 from ndd_engine.errors import MachineError, NddError, TrainingError, said
 from ndd_engine.hardware.detect import detect, equal_gpus, with_free_memory
-from ndd_engine.hardware.gpus import Machine, detect_host, usable_threads
+from ndd_engine.hardware.gpus import GpuProfile, Machine, detect_host, usable_threads
+from ndd_engine.hardware.named_gpus import usable_bytes
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import SampleEvent
@@ -27,12 +28,14 @@ from ndd_engine.train.prepare import seed, total_steps
 from ndd_engine.train.rehearsal import SizeChoice, decide
 from ndd_engine.train.settings import UNKNOWN_STEPS
 from ndd_engine.train.step.optimizers import moment_bytes
-from ndd_engine.workloads.base import Workload, parameter_count
+from ndd_engine.workloads.base import Workload, item_count, parameter_count
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import place
 
+from .absent import ShapeTracer, all_items
 from .budget import BudgetPlanner, Plan, Way, ways_to_fit
 from .estimate import Fit, Memory, StepTime, spread
+from .launches import StepEstimate
 from .rank_memory import Shares, is_sharded, pretended, shares
 from .step_probes import SIZES, Prober, context_bytes, items_of
 
@@ -107,6 +110,8 @@ class Outlook:
     shares: Shares | None = None
     # If it does not fit: what sharding the model over several ranks would need.
     sharded: Sharded | None = None
+    # Of a GPU that is not in this machine: the range of `time`.
+    estimate: StepEstimate | None = None
     # What memory.budget asks for; None without one, or with blocks that are chosen already.
     plan: Plan | None = None
     # If it does not fit: what would make it fit, the fastest first.
@@ -173,9 +178,21 @@ class Outlook:
         return self.time.step_s(batch.micro, batch.accumulation, self.config.loader.workers)
 
     @property
+    def step_range_s(self) -> tuple[float, float] | None:
+        """Of an estimate, the seconds of a step with a fast and with a slow host; None if it was measured."""
+        if self.estimate is None:
+            return None
+        batch, workers = self.config.batch, self.config.loader.workers
+        low, high = (
+            time.step_s(batch.micro, batch.accumulation, workers)
+            for time in (self.estimate.low, self.estimate.high)
+        )
+        return low, high
+
+    @property
     def step_measured(self) -> bool:
         """Whether this micro-batch was timed."""
-        return self.time.measured(self.config.batch.micro)
+        return self.estimate is None and self.time.measured(self.config.batch.micro)
 
     @property
     def epoch_s(self) -> float | None:
@@ -303,12 +320,17 @@ def limit_of(config: Config, available_bytes: int | None) -> int | None:
 
 
 class Prediction(NamedTuple):
-    """What a configuration needs. choice: how the model size was chosen, if it was "auto"."""
+    """What a configuration needs. choice: how the model size was chosen, if it was "auto".
+
+    items: of the training data, None if unknown. data: all of it in words.
+    """
 
     outlook: Outlook
     machine: Machine
     workload: Workload
     choice: SizeChoice | None
+    items: int | None
+    data: str
 
 
 def predict(draft: Draft, progress: Callable[[str], None]) -> Prediction:
@@ -332,7 +354,56 @@ def predict(draft: Draft, progress: Callable[[str], None]) -> Prediction:
         raise
     except Exception as error:
         raise _step_error(error, config, device) from error
-    return Prediction(found, machine, workload, choice)
+    return Prediction(
+        found, machine, workload, choice, item_count(workload.train_data), workload.describe_data()
+    )
+
+
+def predict_for(draft: Draft, gpu: GpuProfile, progress: Callable[[str], None]) -> Prediction:
+    """The same for a GPU that is not in this machine, by the shapes of its steps; nothing is computed.
+
+    Raises TrainingError for a model that cannot be traced by its shapes.
+    """
+    size = draft.auto["gpu_size"] if draft.size == "auto" else None
+    memory_gb = gpu.memory_gb if draft.size == "auto" else None
+    config, shapes = (draft.resolve(size, memory_gb, shapes=least) for least in (False, True))
+    if config.precision.amp == "auto":
+        amp = next((kind for kind in ("bf16", "fp16") if gpu.peak_tflops(kind)), "off")
+        config, shapes = (one.changed(precision={"amp": amp}) for one in (config, shapes))
+    progress("reading the data")
+    seed(config.run.seed)
+    with draft.locating():
+        workload = prepare(shapes, progress)
+    ranks, batch = config.parallel.ranks, config.batch
+    cuda = torch.device("cuda")
+    try:
+        with pretended(ranks, cuda):
+            tracer = ShapeTracer(shapes, workload, progress)
+            memory = tracer.memory(f"steps traced by their shapes for {gpu.name}")
+            found = tracer.estimate(gpu, [batch.micro]).with_data(tracer.data_s([batch.micro]))
+    except NddError:
+        raise
+    except Exception as error:
+        raise _step_error(error, config, cuda) from error
+    items, kept, data = all_items(config, shapes, workload)
+    per_epoch = None if items is None else items // config.items_per_step
+    total, moments = total_steps(config, per_epoch), moment_bytes(config.optimizer, workload.model)
+    prediction = Outlook(
+        config=config,
+        memory=memory,
+        time=found.middle,
+        parameters=parameter_count(workload.model),
+        parameter_bytes=sum(tensor.nbytes for tensor in workload.model.parameters() if tensor.requires_grad),
+        optimizer_bytes=moments,
+        kept_bytes=kept.loader_bytes(True, config.loader.placement, config.loader.cache),
+        available_bytes=limit_of(config, usable_bytes(gpu)),
+        steps_per_epoch=per_epoch,
+        total_steps=None if total == UNKNOWN_STEPS else total,
+        shares=None if ranks == 1 else shares(config, workload.model, moments),
+        estimate=found,
+    )
+    machine = Machine((), None, gpu.name, {"device": "not in this machine"}, detect_host())
+    return Prediction(prediction, machine, workload, None, items, data)
 
 
 def room(machine: Machine, ranks: int) -> tuple[int | None, int]:
@@ -359,7 +430,7 @@ def planned(draft: Draft, progress: Callable[[str], None]) -> tuple[list[str], s
 
     Raises what `predict` raises, and MachineError if no levels do.
     """
-    found, machine, _, _ = predict(draft, progress)
+    found, machine, *_ = predict(draft, progress)
     plan, limit = found.plan, found.available_bytes
     if plan is None or limit is None:
         raise MachineError(

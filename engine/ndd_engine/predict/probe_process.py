@@ -1,6 +1,6 @@
 """Probes in a subprocess: `python -m ndd_engine.predict.probe_process IN OUT FOLDER`, see `ndd_engine.child`.
 
-Without a GPU, a step is traced as a GPU would run it, from fake tensors.
+For a GPU that is not in this machine, a step is traced as a GPU would run it, from fake tensors.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from ndd_engine.child import ChildServer, Json, Pipe, draft_of
-from ndd_engine.config import Config
+from ndd_engine.config import Config, Draft
 
-from .estimate import ItemCounts, Memory, StepTime, TimedBatch, Trace
+from .estimate import ItemCounts, Memory, StepTime
+from .launches import StepEstimate
 
 # Maximum seconds for sampling the lengths of items.
 LOOK_S = 1.0
@@ -22,8 +23,6 @@ LOOK_S = 1.0
 CLEARLY = 1.1
 # Share of the free memory that a probe may use.
 GPU_SHARE = 0.95
-# Memory of the CUDA context and libraries on a GPU that is not in this machine (measured on others: 287 to 667 MiB).
-ABSENT_CONTEXT = 667 << 20
 
 
 @dataclass(frozen=True)
@@ -66,13 +65,16 @@ class Opened:
 
 @dataclass(frozen=True)
 class Probed:
-    """The result of a probe. time: None if no micro-batch fits. lower_bound: time is from published peak FLOP/s."""
+    """The result of a probe. time: None if no micro-batch fits. estimate: of a GPU that is not in this machine, the
+    range of `time`; None if it was measured. data_share: items of the same data, relative to the first model.
+    """
 
     parameters: int
     tokens_per_item: float
     memory: Memory
     time: StepTime | None
-    lower_bound: bool = False
+    estimate: StepEstimate | None = None
+    data_share: float = 1.0
 
 
 class ProbeProcess(ChildServer):
@@ -82,11 +84,20 @@ class ProbeProcess(ChildServer):
         super().__init__(pipe, folder)
         self._spec: Json = {}
         self._opened: Opened | None = None
+        # The latest workload that was prepared for its shapes, the configuration without its precision, and how long
+        # its batches take.
+        self._shaped: tuple[Config, Any] | None = None
+        self._data_s: list[tuple[int, float]] | None = None
+        # Items in the data of the first probe.
+        self._first_items: int | None = None
         self.commands = {"open": self.open, "probe": self.probe, "plan": self.plan}
 
     def open(self, command: Json) -> Json:
-        """Prepare the workload. Returns {"opened": …}, see Opened."""
+        """Prepare the workload. Returns {"opened": …}, see Opened. gpu: of one that is not there, or None."""
         self.pipe.tell("importing torch")
+        if command.get("gpu") is not None:
+            self._spec = command
+            return {"opened": asdict(self._opened_by_shapes())}
         import torch
 
         from ndd_engine.hardware.detect import detect, with_free_memory
@@ -182,19 +193,93 @@ class ProbeProcess(ChildServer):
         from .rank_memory import pretended
 
         draft = draft_of(self._spec, command["sets"])
+        if command["gpu"] is not None:
+            return {"probed": asdict(self._absent(draft, command))}
         # Little data: preparing all of it for each model would take longer than the probe.
         config = draft.resolve(few=True)
         seed(config.run.seed)
         workload = prepare(config, self.pipe.tell)
-        if command["gpu"] is not None:
-            with pretended(config.parallel.ranks, torch.device("cuda")):
-                memory, time = _absent(config, workload, command["gpu"])
-        else:
-            assert self._opened is not None  # "open" comes first
-            with pretended(config.parallel.ranks, torch.device(self._opened.device)):
-                memory, time = self._present(config, workload, command)
+        assert self._opened is not None  # "open" comes first
+        with pretended(config.parallel.ranks, torch.device(self._opened.device)):
+            memory, time = self._present(config, workload, command)
         known = parameter_count(workload.model), workload.tokens_per_item
-        return {"probed": asdict(Probed(*known, memory, time, lower_bound=command["gpu"] is not None))}
+        return {"probed": asdict(Probed(*known, memory, time, data_share=self._share_of(workload)))}
+
+    def _opened_by_shapes(self) -> Opened:
+        """What is known without a step and with the least data, for a GPU that is not in this machine."""
+        from ndd_engine.train.parallel.strategy import why_not
+        from ndd_engine.workloads.base import parameter_count
+
+        from .absent import all_items
+
+        draft = draft_of(self._spec)
+        config = draft.resolve()
+        workload = self._prepared(draft)
+        count, items, data = all_items(config, draft.resolve(shapes=True), workload)
+        ranks = config.changed(parallel={"ranks": 2, "strategy": "ddp"})
+        return Opened(
+            device="cpu",
+            device_name="",
+            chosen_threads=None,
+            item=workload.item,
+            token=workload.token,
+            tokens_per_item=workload.tokens_per_item,
+            train_items=count,
+            parameters=parameter_count(workload.model),
+            model=workload.describe_model(),
+            data=data,
+            size=getattr(config.workload, "size", None),
+            memory_gb=None,
+            sequence=config.batch.sequence,
+            process_bytes=0,
+            context_bytes=0,
+            free_bytes=None,
+            items=items,
+            setup_s=0.0,
+            lengths=lengths(workload),
+            not_shared=why_not(ranks, workload.training) or "",
+        )
+
+    def _prepared(self, draft: Draft) -> Any:
+        """The workload with the least data; the latest one again, if only the precision differs."""
+        from ndd_engine.train.prepare import seed
+        from ndd_engine.workloads.factory_data import prepare
+
+        config = draft.resolve(shapes=True)
+        key = config.changed(precision={"amp": "off"})
+        if self._shaped is None or self._shaped[0] != key:
+            self.pipe.tell("reading the data")
+            seed(config.run.seed)
+            self._shaped, self._data_s = (key, prepare(config, self.pipe.tell)), None
+        return self._shaped[1]
+
+    def _absent(self, draft: Draft, command: Json) -> Probed:
+        """A model on a GPU that is not in this machine, by the shapes of its steps."""
+        import torch
+
+        from ndd_engine.hardware.named_gpus import gpu_named
+        from ndd_engine.workloads.base import parameter_count
+
+        from .absent import ShapeTracer
+        from .rank_memory import pretended
+
+        gpu = gpu_named(command["gpu"])
+        workload, config = self._prepared(draft), draft.resolve(shapes=True)
+        with pretended(config.parallel.ranks, torch.device("cuda")):
+            tracer = ShapeTracer(config, workload, self.pipe.tell)
+            memory = tracer.memory(f"steps traced by their shapes for {gpu.name}", command["check"])
+            self._data_s = self._data_s or tracer.data_s(command["micros"])
+            found = tracer.estimate(gpu, command["micros"]).with_data(self._data_s)
+        known = parameter_count(workload.model), workload.tokens_per_item
+        return Probed(*known, memory, found.middle, found, self._share_of(workload))
+
+    def _share_of(self, workload: Any) -> float:
+        """Items of the data, relative to the first probe: a shorter sequence may cut a text into more windows."""
+        from ndd_engine.workloads.base import item_count
+
+        count = item_count(workload.train_data)
+        self._first_items = self._first_items or count
+        return count / self._first_items if count and self._first_items else 1.0
 
     def _present(self, config: Config, workload: Any, command: Json) -> tuple[Memory, StepTime | None]:
         """A model on the device of this machine."""
@@ -225,35 +310,6 @@ class ProbeProcess(ChildServer):
             micros, command["longest_s"], lambda micro: memory.peak(micro) <= GPU_SHARE * free
         )
         return prober.with_heap(memory), times
-
-
-def _absent(config: Config, workload: Any, slug: str) -> tuple[Memory, StepTime | None]:
-    """A model on a GPU that is not in this machine: memory from fake tensors, time from published peak FLOP/s."""
-    from ndd_engine.hardware.gpus import load
-
-    from .fakes import traced
-    from .step_probes import alike, caveat, extremes, sizes
-
-    gpu = next(gpu for gpu in load() if gpu.slug == slug)
-    flops: dict[int, float] = {}
-    longest, _ = extremes(workload)
-
-    def trace(micro: int) -> Trace:
-        found, flops[micro] = traced(config, workload, micro, longest)
-        if longest:  # memory of the longest batch, FLOPs of an ordinary one
-            flops[micro] = traced(config, workload, micro)[1]
-        return found
-
-    family = alike(trace, sizes(workload))
-    source = f"steps traced with fake tensors for {gpu.name}"
-    memory = Memory(family, "gpu", ABSENT_CONTEXT, source, caveat=caveat(config))
-    amp = config.precision.amp
-    kind = amp if amp in ("bf16", "fp16") else "tf32" if config.precision.tf32 else "fp32"
-    peak = gpu.peak_tflops(kind) or gpu.peak_tflops("fp32")
-    if not peak:
-        return memory, None
-    points = tuple(TimedBatch(micro, flops[micro] / (peak * 1e12), 0.0, 0.0) for micro in family.at)
-    return memory, StepTime(points, 0.0, on_gpu=True)
 
 
 def other_is_faster(present: list[float], other: list[float]) -> bool:

@@ -202,11 +202,12 @@ LINEAR, LINEAR_BYTES = 0.01, 256 * KIB
 UNCHECKED = "no recording at a third micro-batch confirms that memory grows linearly with it"
 
 
-def alike(trace: Callable[[int], Trace], at: Sequence[int]) -> Family:
+def alike(trace: Callable[[int], Trace], at: Sequence[int], limit_s: float = RECORD_S) -> Family:
     """Fit the first two neighbouring sizes whose traces match, or the last two. A single size is used for all sizes.
 
     Libraries may select other kernels for very small batches. A recording at a third size must confirm the line: an
-    earlier one, or the next; otherwise the next two are fitted. Raises what the first two recordings raise.
+    earlier one, or the next; otherwise the next two are fitted. limit_s: of a recording, after which no larger one is
+    tried. Raises what the first two recordings raise.
     """
     if len(at) == 1:
         only = trace(at[0])
@@ -231,7 +232,7 @@ def alike(trace: Callable[[int], Trace], at: Sequence[int]) -> Family:
         if found.aligned and any(not departs(found, other, micro) for micro, other in recorded[:-1]):
             return found
         found = replace(found, nonlinear=why)
-        if time.perf_counter() - begin > RECORD_S:
+        if time.perf_counter() - begin > limit_s:
             break
         recorded.append((above, large))
     assert found is not None  # `at` has at least two sizes

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Required
 
 from annotated_types import Ge, Le
 from pydantic import AfterValidator, ConfigDict, GetCoreSchemaHandler, Strict
-from pydantic_core import CoreSchema, PydanticSerializationError, core_schema, to_json, to_jsonable_python
+from pydantic_core import CoreSchema, PydanticSerializationError, core_schema, to_json
 
 # That of typing lacks what pydantic needs before Python 3.12.
 from typing_extensions import TypedDict
@@ -51,7 +51,8 @@ def line_of(kind: str, t: float, value: object) -> str:
     try:
         body = to_json(value, inf_nan_mode="null", ensure_ascii=True)
     except PydanticSerializationError:  # a file name that is no text
-        body = to_json(writable(to_jsonable_python(value)), ensure_ascii=True)
+        plainly = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        body = to_json(writable(plainly), ensure_ascii=True)
     return f'{{"v":{VERSION},"type":"{kind}","t":{round(t, 4)},{body[1:].decode()}'
 
 

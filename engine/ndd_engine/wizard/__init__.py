@@ -1,10 +1,7 @@
 """From a GPU and a model to a configuration: proposals, their verification, and the TOML.
 
-answers     the user's goal and limits
-space       the combinations of batch, sequence, model size and precision to predict
-proposals   combinations with predicted memory, time and cost, and the Pareto front
+proposals   the user's goal and limits, and the combinations with predicted memory and time
+order       which of them are shown, in which order, and what each gives up
 planner     probes each model and turns the results into proposals
-session     the whole sequence, for the screen and the command line
-verify      trains the best proposals for a few seconds and measures them
-writing     the chosen proposal as commented TOML, new or edited into an existing file
+session     the whole sequence: proposals, their verification, and the chosen one as commented TOML
 """

@@ -11,11 +11,14 @@ from ndd_engine.config import Config, read
 from ndd_engine.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, NddError, UsageError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import GpuProfile, Machine, free_memory, match
+from ndd_engine.hardware.named_gpus import gpu_named, usable_bytes
 from ndd_engine.predict.estimate import Memory, StepTime, spread
+from ndd_engine.predict.launches import StepEstimate
 from ndd_engine.predict.probe_process import Opened, Probed
 from ndd_engine.text import counted, size
 from ndd_engine.train.request import preflight
 
+from .order import cost_in_words
 from .proposals import (
     LARGEST_MICRO,
     RESERVED_SHARE,
@@ -26,19 +29,20 @@ from .proposals import (
     Model,
     Proposal,
     batches,
-    cost_in_words,
-    gpu_named,
     layout_of,
     longest_sequence,
     models,
     ranks_to_propose,
-    usable_bytes,
     worth_a_row,
 )
 
 # Number of micro-batches to time, and the maximum seconds of the slowest.
 TIMED = 4
+# Number of micro-batches to estimate on a GPU that is not in this machine.
+ESTIMATED = 6
 LONGEST_S = 1.0
+# The share of reading data and model; what a stage of a probe leaves of the progress within it.
+OPENING, STAGE = 0.2, 0.8
 # Maximum seconds for one command to the probe process.
 PATIENCE_S = 300.0
 
@@ -59,6 +63,7 @@ class Situation:
     gpu: GpuProfile | None
     free_bytes: int
     sizes: tuple[str, ...]
+    known_sizes: tuple[str, ...]
     amps: tuple[str, ...]
     notes: tuple[str, ...] = ()
     # Ranks to propose, why so many, and the usable memory of each; with 1, free_bytes.
@@ -85,7 +90,9 @@ class Situation:
 class ProbedModel:
     """Result of a probe. If it failed, memory and time are None and `why` is the reason.
 
-    layout: of the ranks that it is for. instead: memory of a layout that is preferred where it fits.
+    estimate: the range of `time` on a GPU that is not in this machine. data_share: items of the same data, relative to
+    the configured model. layout: of the ranks that it is for. instead: memory of a layout that is preferred where it
+    fits.
     """
 
     model: Model
@@ -93,7 +100,8 @@ class ProbedModel:
     tokens_per_item: float
     memory: Memory | None
     time: StepTime | None
-    lower_bound: bool = False
+    estimate: StepEstimate | None = None
+    data_share: float = 1.0
     why: str = ""
     layout: Layout = SINGLE
     instead: Memory | None = None
@@ -111,7 +119,8 @@ class Planner:
     def __init__(self, answers: Answers, tell: Tell, stop: threading.Event) -> None:
         self.answers = answers
         self._tell, self._stop = tell, stop
-        self._done = 0.0
+        # The share that is done, and that of the present work.
+        self._done, self._each = 0.0, OPENING
         self._stage = "starting"
         self._child: ChildProcess | None = None
         # Arguments of the open command.
@@ -139,6 +148,7 @@ class Planner:
         machine = detect(device, use_torch=False)
         free = free_memory()  # before the probe process takes its share
         self._spec = spec_of(answers.config, answers.workload, sets)
+        self._spec["gpu"] = None if gpu is None else gpu.slug
         opened = decoded(Opened, self._ask({"do": "open", **self._spec})["opened"])
         if draft.size == "auto":  # the batch depends on the GPU as well
             config = draft.resolve(opened.size, opened.memory_gb if gpu is None else gpu.memory_gb)
@@ -165,7 +175,17 @@ class Planner:
             each = min(each, self._usable(ranks.free_bytes))
         notes += ranks.notes
         return Situation(
-            config, opened, gpu, usable, tuple(sizes), amps, tuple(notes), ranks.count, ranks.why, each
+            config,
+            opened,
+            gpu,
+            usable,
+            tuple(sizes),
+            draft.sizes,
+            amps,
+            tuple(notes),
+            ranks.count,
+            ranks.why,
+            each,
         )
 
     def _usable(self, free: int | None) -> int:
@@ -180,12 +200,21 @@ class Planner:
 
     def probe(self, situation: Situation) -> Iterator[ProbedModel]:
         """Probe all models, the configured one first; of several ranks, each layout. Raises NddError."""
-        wanted = models(situation.config, self.answers, situation.sizes, situation.amps)
+        known = situation.known_sizes
+        amps = situation.amps
+        # On a GPU the last precision is the fastest.
+        beside = amps[-1] if on_gpu(situation) else amps[0]
+        wanted = models(situation.config, self.answers, situation.sizes, amps, known, beside)
+        first: ProbedModel | None = None
         for place, model in enumerate(wanted):
-            self._done = place / len(wanted)
+            self._each = (1 - OPENING) / len(wanted)
+            self._done = OPENING + place * self._each
             self._stage = f"probing {model_name(model)}"
             if situation.ranks == 1:
-                yield self.probe_one(situation, model)
+                found = self.probe_one(situation, model)
+                first = first or found
+                if model.sequence == first.model.sequence or not _alike(found, first):
+                    yield found
                 continue
             present = layout_of(situation.config)
             compared = not place and situation.gpu is None and present != Layout(situation.ranks)
@@ -197,7 +226,7 @@ class Planner:
             layout = Layout(situation.ranks, "fsdp2")
             if not (compared and present == layout) and not self._all_fit(situation, whole):
                 yield replace(self.probe_one(situation, model, layout), instead=whole.memory)
-        self._done = 1.0
+        self._done, self._each = 1.0, 0.0
 
     def _all_fit(self, situation: Situation, found: ProbedModel) -> bool:
         """Whether the largest batch that has to fit does; if any effective batch will do, the smallest."""
@@ -215,10 +244,11 @@ class Planner:
         command = {
             "do": "probe",
             "sets": [*model.sets(), *layout.sets_to_probe(situation.config)],
-            "micros": spread(grid[0].micro, grid[-1].micro, TIMED),
+            "micros": spread(grid[0].micro, grid[-1].micro, TIMED if situation.gpu is None else ESTIMATED),
             "longest_s": LONGEST_S,
             "free_bytes": situation.usable(layout),
             "gpu": None if situation.gpu is None else situation.gpu.slug,
+            "check": self._done <= OPENING,  # the first model
         }
         try:
             if self._child is not None and self._child.ended:  # the previous model ran out of memory
@@ -240,7 +270,14 @@ class Planner:
 
     def _ask(self, command: Json) -> Json:
         assert self._child is not None
-        tick = ticker(self._stage, lambda words: self._tell(words, self._done), self._stop)
+        told: dict[str, None] = {}
+
+        def tell(words: str) -> None:
+            # Each new stage takes a share of what is left of the model.
+            told[words] = None
+            self._tell(words, self._done + (1 - STAGE ** (len(told) - 1)) * self._each)
+
+        tick = ticker(self._stage, tell, self._stop)
         try:
             return self._child.ask(command, PATIENCE_S, tick)
         except ChildError as error:
@@ -267,6 +304,13 @@ class Planner:
             return ("off", "bf16"), []
         half = ("fp16",) if profile.peak_tflops("fp16") else ()
         return ("off", *half), [f"bf16 is not probed: {profile.name} does not support it"]
+
+
+def _alike(one: ProbedModel, other: ProbedModel) -> bool:
+    """Whether both models have the same steps, as those of a factory that does not use the sequence."""
+    if one.memory is None or other.memory is None or one.model.amp != other.model.amp:
+        return one.tokens_per_item == other.tokens_per_item and one.data_share == other.data_share == 1.0
+    return one.memory.family.lines == other.memory.family.lines
 
 
 def most_items(opened: Opened) -> int:
@@ -304,10 +348,16 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
         least = min(loader_bytes.values())
         return peaks is None or bool(peaks.fit(micro, times, free, least).fits)
 
-    grid = batches(config, hold, most_items(opened))
+    per_epoch = None if opened.train_items is None else round(opened.train_items * found.data_share)
+    most = most_items(opened) if per_epoch is None else per_epoch
+    grid = batches(config, hold, most)
     threads = opened.threads if opened.faster else opened.chosen_threads
     rows = []
     chosen = worth_a_row(grid, config.batch.micro, fits, hold is None)
+    if hold is None:  # smaller micro-batches may also keep the effective batch
+        kept_batch = max(config.items_per_step // layout.ranks, 1)
+        held = batches(config, kept_batch, most)
+        chosen += [one for one in worth_a_row(held, config.batch.micro, fits, False) if one not in chosen]
     given = given_sets(situation, answers)
     mine = (
         given is not None
@@ -323,12 +373,14 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
     if mine and present_batch(config) not in chosen:
         chosen.append(present_batch(config))
     for batch in chosen:
-        cost = cost_in_words(
-            config, opened.token, now, found.model, batch, (opened.parameters, found.parameters), layout
-        )
+        total = batch.items * layout.ranks
+        steps = None if per_epoch is None else per_epoch // total
+        parameters = opened.parameters, found.parameters
+        cost = cost_in_words(config, opened.token, now, found.model, batch, parameters, layout)
         for placement, added in loader_bytes.items():
             fit = None if peaks is None else peaks.fit(batch.micro, batch.accumulation, free, added)
             retries = 0 if fit is None else fit.retries
+            estimate = found.estimate if layout.ranks == 1 or on_gpu(situation) else None
             placed = placement == "device" and cuda
             times = batch.micro, batch.accumulation, loader.workers, placed
             present = mine and batch == present_batch(config) and placement == loader.placement
@@ -343,15 +395,21 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
                     memory_bytes=None if fit is None else fit.peak_bytes,
                     free_bytes=free,
                     step_s=None if timed is None else timed.step_s(*times),
-                    items=items,
+                    items=round(items * found.data_share),
                     tokens_per_item=found.tokens_per_item,
                     setup_s=opened.setup_s if situation.gpu is None else 0.0,
                     doubt="" if peaks is None else peaks.why_not,
-                    lower_bound=found.lower_bound,
+                    step_range_s=None
+                    if estimate is None
+                    else (estimate.low.step_s(*times), estimate.high.step_s(*times)),
+                    decides="" if estimate is None else estimate.decides(batch.micro, *times[2:]),
                     cost="; ".join(filter(None, (RETRIES if retries else "", cost))),
                     retries=retries,
                     given=given if present else None,
-                    allowed=hold is None or batch.items * layout.ranks == answers.step_items(config),
+                    steps_per_epoch=steps,
+                    batch_times=total / config.items_per_step,
+                    alternative=answers.alternatives and (found.model.size, found.model.sequence) != now,
+                    allowed=hold is None or total == answers.step_items(config),
                     layout=layout,
                     select_ranks=layout != layout_of(config),
                     whole_bytes=None

@@ -1,9 +1,7 @@
-"""Proposals: combinations with predicted memory, time and cost, their Pareto front and their order by goal."""
+"""Answers and proposals: which combinations there are, with predicted memory, time and cost."""
 
 from __future__ import annotations
 
-import operator
-import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +11,9 @@ from typing import Any, Literal
 from ndd_engine.config import Config, Draft, read
 from ndd_engine.errors import UsageError
 from ndd_engine.hardware.detect import equal_gpus
-from ndd_engine.hardware.gpus import GpuProfile, Machine, load
+from ndd_engine.hardware.gpus import GpuProfile, Machine
+from ndd_engine.hardware.named_gpus import gpu_named
 from ndd_engine.predict.probe_process import Opened
-from ndd_engine.text import number, plural
 from ndd_engine.trial.outcome import LENGTH
 
 Goal = Literal["throughput", "low-memory", "reproducible", "time"]
@@ -25,11 +23,9 @@ GOALS: dict[Goal, str] = {
     "reproducible": "reproducible results",
     "time": "shortest total time",
 }
+KEPT = ("batch", "sequence", "size")
 # Default share of the free memory to reserve for evaluation and other libraries.
 RESERVED_SHARE = 0.08
-# Share of a GPU's nominal memory that programs can use: a T4 reports 14.6 of 16 GB.
-USABLE = 0.91
-GIB = 1 << 30
 # Default seconds of the verification.
 BUDGET_S = 120.0
 
@@ -39,9 +35,10 @@ class Answers:
     """config, workload, sets: the initial configuration, as in `config.read`.
 
     gpu: name of a GPU that is not in this machine, None for this machine. goal: see GOALS; items: number of items for
-    the goal "time". effective_batch: the effective batch to keep, None for the configured one; hold_effective: False
-    to allow any. min_sequence: minimum sequence, None to keep the configured one. sizes: acceptable model sizes, ()
-    for the configured one. ranks: number of ranks to propose, None for one on each GPU of this machine.
+    the goal "time". keep: what stays as configured, see KEPT. effective_batch: the effective batch to keep, None
+    for any. min_sequence: minimum sequence; sizes: acceptable model sizes. Without them, a shorter sequence and the
+    neighbouring sizes are shown as alternatives, which are not recommended. ranks: number of ranks to propose, None for
+    one on each GPU of this machine.
     reserve_bytes: memory to keep free, None for RESERVED_SHARE of the free memory.
     """
 
@@ -52,7 +49,7 @@ class Answers:
     goal: Goal = "throughput"
     items: int | None = None
     effective_batch: int | None = None
-    hold_effective: bool = True
+    keep: tuple[str, ...] = ()
     min_sequence: int | None = None
     sizes: tuple[str, ...] = ()
     reserve_bytes: int | None = None
@@ -88,6 +85,13 @@ class Answers:
         for name, value in counts:
             if value is not None and value < 1:
                 raise UsageError(f"{name} {value}: allowed: 1 or more")
+        wrong = [name for name in self.keep if name not in KEPT]
+        if wrong:
+            raise UsageError(f"--keep {', '.join(wrong)}: unknown; allowed: {', '.join(KEPT)}")
+        if "sequence" in self.keep and self.min_sequence is not None:
+            raise UsageError("--keep sequence and --min-sequence cannot be combined")
+        if "size" in self.keep and self.sizes:
+            raise UsageError("--keep size and --size cannot be combined")
         if self.min_sequence is not None and not 2 <= self.min_sequence <= sequence:
             raise UsageError(
                 f"--min-sequence {self.min_sequence}: allowed: 2 to {sequence} (the configured sequence)"
@@ -104,12 +108,12 @@ class Answers:
 
     def step_items(self, config: Config) -> int | None:
         """The effective batch to keep, or None if it may change."""
-        return (self.effective_batch or config.items_per_step) if self.hold_effective else None
+        return self.effective_batch or (config.items_per_step if "batch" in self.keep else None)
 
-
-def usable_bytes(gpu: GpuProfile) -> int:
-    """Bytes that programs can use on a GPU, by its profile."""
-    return int(gpu.memory_gb * USABLE * GIB)
+    @property
+    def alternatives(self) -> bool:
+        """Whether other sequences and sizes are only shown: nobody asked for any."""
+        return not self.sizes and self.min_sequence is None
 
 
 def longest_sequence(draft: Draft) -> int:
@@ -119,38 +123,8 @@ def longest_sequence(draft: Draft) -> int:
     return max(draft.resolve(size).batch.sequence for size in draft.sizes)
 
 
-# Words that make another GPU of a name.
-_MODELS = frozenset({"laptop", "ti", "super", "max"})
-
-
-def gpu_named(name: str) -> GpuProfile:
-    """The profile of a GPU by its name, its file name, a unique part of either, or its NVML name.
-
-    Raises UsageError with the known names.
-    """
-    wanted = _plain(name)
-    known = [(gpu, (_plain(gpu.name), _plain(gpu.slug))) for gpu in load()]
-    exact = [gpu for gpu, names in known if wanted in names or gpu.is_named(name, re.IGNORECASE)]
-    found = exact or [gpu for gpu, names in known if wanted and any(wanted in own for own in names)]
-    if len(found) == 1 and (exact or not _other_model(name, found[0])):
-        return found[0]
-    what = "the name is ambiguous" if len(found) > 1 else "there is no profile of this GPU"
-    raise UsageError(f"--gpu {name!r}: {what}; allowed: {', '.join(gpu.name for gpu in found or load())}")
-
-
-def _other_model(name: str, gpu: GpuProfile) -> bool:
-    """Whether the profile is of another model than the name: of a laptop's, or of a faster one."""
-    return bool(
-        _MODELS & {*gpu.name.lower().replace("-", " ").split()} - {*name.lower().replace("-", " ").split()}
-    )
-
-
-def _plain(name: str) -> str:
-    return "".join(
-        letter for letter in name.lower().replace("nvidia", "").replace("geforce", "") if letter.isalnum()
-    )
-
-
+# The shortest sequence of an alternative.
+SHORTEST = 2
 # Maximum number of times that a sequence is halved.
 HALVINGS = 3
 # Maximum micro-batches per model in the table; more would differ by less than the prediction error.
@@ -194,20 +168,39 @@ class Batch:
         return self.micro * self.accumulation
 
 
-def models(config: Config, answers: Answers, sizes: Sequence[str], amps: Sequence[str]) -> list[Model]:
-    """All allowed combinations of size, sequence and precision, the configured one first.
+def models(
+    config: Config,
+    answers: Answers,
+    sizes: Sequence[str],
+    amps: Sequence[str],
+    known: Sequence[str] = (),
+    beside_amp: str | None = None,
+) -> list[Model]:
+    """The models to probe, the configured one first.
 
-    sizes: () for the configured size only.
+    sizes: () for the configured size only. known: all sizes, in ascending order. Sizes and sequences that were asked
+    for are combined, with each precision. Otherwise the configured model has each precision; half of its sequence and
+    the sizes next to it have `beside_amp`, by default the first.
     """
-    chosen: Sequence[str | None] = list(sizes) or [getattr(config.workload, "size", None)]
-    found = [
-        Model(size, sequence, amp)
-        for size in chosen
-        for sequence in sequences(config.batch.sequence, answers.min_sequence)
-        for amp in amps
-    ]
-    now = (getattr(config.workload, "size", None), config.batch.sequence)
-    return sorted(found, key=lambda model: (model.size, model.sequence) != now)
+    size, sequence = getattr(config.workload, "size", None), config.batch.sequence
+    chosen: Sequence[str | None] = list(sizes) or [size]
+    if not answers.alternatives:
+        found = [
+            Model(one, length, amp)
+            for one in chosen
+            for length in sequences(sequence, answers.min_sequence)
+            for amp in amps
+        ]
+        return sorted(found, key=lambda model: (model.size, model.sequence) != (size, sequence))
+    now = chosen[0]
+    found, amp = [Model(now, sequence, amp) for amp in amps], beside_amp or amps[0]
+    if "sequence" not in answers.keep and sequence >= 2 * SHORTEST:
+        found.append(Model(now, sequence // 2, amp))
+    if "size" not in answers.keep and now is not None and now in known:
+        place = list(known).index(now)
+        beside = (*known[max(place - 1, 0) : place], *known[place + 1 : place + 2])
+        found += [Model(one, sequence, amp) for one in beside]
+    return found
 
 
 def sequences(now: int, minimum: int | None) -> list[int]:
@@ -351,10 +344,6 @@ Json = dict[str, Any]
 NOT_MEASURED = "not measured"
 # Rounds of a verification that only sort out the slow ones.
 SHORT_ROUNDS = 2
-# Goal "low-memory": minimum throughput relative to the fastest proposal that fits.
-FAST_ENOUGH = 0.8
-# Goal "low-memory" on a GPU that is known only by its peak FLOP/s: maximum share of the free memory.
-LOW_MEMORY_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -388,13 +377,16 @@ class Proposal:
     memory_bytes: predicted peak, None if unknown. free_bytes: usable memory. step_s: predicted, None if unknown.
     total_s: time for `items` items (of the run or the goal), including data preparation. doubt: why the memory has low
     confidence, or "". retries: if it fits only with retries of the allocator, how many; they cost time that step_s does
-    not include. lower_bound: the time is a lower bound from published peak FLOP/s. cost: disadvantages other
-    than time and memory, or "". threads: intra-op threads, None for the default. given: the overrides that select the
-    present configuration as it is, None for every other row. allowed: whether it is within the limits of the answers;
-    only the present configuration may not be. layout: the ranks, on each of which `batch` and the memory are;
-    select_ranks: whether it differs from the initial configuration. whole_bytes: for a sharded model, the predicted
-    peak with the whole model on each rank, which does not fit; None if unknown. item, token: what the workload calls
-    them.
+    not include. step_range_s: of an estimate, the seconds with a fast and with a slow host, else None. decides:
+    what an estimate depends on, see launches.Decides. cost: disadvantages other than time and memory, or "".
+    steps_per_epoch: None if the length of the data is unknown. batch_times: the effective batch, relative to the
+    configured one.
+    alternative: it has another sequence or size than configured although nobody asked for one; it is shown, never
+    recommended. threads: intra-op threads, None for the default. given: the overrides that select the present
+    configuration as it is, None for every other row. allowed: whether it is within the limits of the answers; only the
+    present configuration may not be. layout: the ranks, on each of which `batch` and the memory are; select_ranks:
+    whether it differs from the initial configuration. whole_bytes: for a sharded model, the predicted peak with the
+    whole model on each rank, which does not fit; None if unknown. item, token: what the workload calls them.
     """
 
     model: Model
@@ -409,7 +401,11 @@ class Proposal:
     tokens_per_item: float
     setup_s: float = 0.0
     doubt: str = ""
-    lower_bound: bool = False
+    step_range_s: tuple[float, float] | None = None
+    decides: str = ""
+    steps_per_epoch: int | None = None
+    batch_times: float = 1.0
+    alternative: bool = False
     cost: str = ""
     measured: Measured | None = None
     threads: int | None = None
@@ -436,6 +432,11 @@ class Proposal:
     def missing_bytes(self) -> int:
         """Bytes over the limit; 0 if it fits or the memory is unknown."""
         return max((self.memory_bytes or 0) - self.free_bytes, 0)
+
+    @property
+    def spare_bytes(self) -> int | None:
+        """Usable bytes that are left; negative if it does not fit, None if the memory is unknown."""
+        return None if self.memory_bytes is None else self.free_bytes - self.memory_bytes
 
     @property
     def fits(self) -> bool:
@@ -506,7 +507,11 @@ class Proposal:
             "retries": self.retries,
             "memory_doubt": self.doubt,
             "predicted_step_s": self.step_s,
-            "step_is_lower_bound": self.lower_bound,
+            "predicted_step_range_s": None if self.step_range_s is None else list(self.step_range_s),
+            "decides": self.decides or None,
+            "spare_bytes": self.spare_bytes,
+            "steps_per_epoch": self.steps_per_epoch,
+            "alternative": self.alternative,
             "predicted_items_per_s": self.items_per_s,
             "predicted_tokens_per_s": self.tokens_per_s,
             "predicted_total_s": self.total_s,
@@ -517,99 +522,3 @@ class Proposal:
             "verification": None if measured is None else measured.verdict,
             "set": list(self.sets()),
         }
-
-
-def pareto(proposals: Iterable[Proposal]) -> list[Proposal]:
-    """The Pareto front of those that fit, by memory, speed, sequence and model size."""
-    rows = [(_merits(one), place, one) for place, one in enumerate(proposals) if one.fits and one.allowed]
-    kept: list[tuple[tuple[float, ...], int, Proposal]] = []
-    # In descending order none is dominated by a later one.
-    for row in sorted(rows, key=lambda row: row[0], reverse=True):
-        better = (all(map(operator.ge, other, row[0])) for other, *_ in kept if other != row[0])
-        if not any(better):
-            kept.append(row)
-    return [one for _, _, one in sorted(kept, key=lambda row: row[1])]
-
-
-def _merits(proposal: Proposal) -> tuple[float, ...]:
-    """Criteria; higher is better."""
-    return (
-        -(proposal.memory_bytes or 0),
-        _rate(proposal),
-        proposal.model.sequence,
-        proposal.parameters,
-        -bool(proposal.retries),
-        # Peak FLOP/s do not depend on the micro-batch, but larger ones get closer to them.
-        proposal.batch.micro if proposal.lower_bound else 0,
-    )
-
-
-def _rate(proposal: Proposal) -> float:
-    """Items per second; rounded if derived from peak FLOP/s, so that irrelevant differences do not count."""
-    rate = proposal.items_per_s or 0.0
-    return float(f"{rate:.2g}") if proposal.lower_bound else rate
-
-
-def ranked(proposals: Sequence[Proposal], answers: Answers) -> list[Proposal]:
-    """Those that fit and are allowed, best for the goal first."""
-    fitting = [proposal for proposal in proposals if proposal.fits and proposal.allowed]
-    known = [proposal for proposal in fitting if proposal.items_per_s is not None]
-    if answers.goal == "low-memory" and known:
-        if any(proposal.lower_bound for proposal in known):
-            lean = [
-                one for one in by_speed(known) if (one.memory_bytes or 0) <= LOW_MEMORY_SHARE * one.free_bytes
-            ]
-        else:
-            enough = FAST_ENOUGH * max(_rate(proposal) for proposal in known)
-            lean = [proposal for proposal in known if _rate(proposal) >= enough]
-            lean.sort(key=lambda one: (bool(one.retries), one.memory_bytes or 0))
-        taken = set(map(id, lean))
-        return [*lean, *by_speed(one for one in fitting if id(one) not in taken)]
-    if answers.goal == "time" and not any(proposal.lower_bound for proposal in known):
-        return sorted(fitting, key=lambda one: (bool(one.retries), one.total_s is None, one.total_s or 0.0))
-    return by_speed(fitting)
-
-
-def by_speed(proposals: Iterable[Proposal]) -> list[Proposal]:
-    """Fastest first; ties by least memory, or by largest micro-batch if only peak FLOP/s are known.
-
-    Those that need retries of the allocator come last: what these cost is not known before a measurement.
-    """
-    return sorted(proposals, key=slowness)
-
-
-def slowness(proposal: Proposal) -> tuple[bool, bool, float, int]:
-    """The sort key of `by_speed`."""
-    order = -proposal.batch.micro if proposal.lower_bound else proposal.memory_bytes or 0
-    retried = bool(proposal.retries) and (proposal.measured is None or proposal.measured.step_s is None)
-    return proposal.items_per_s is None, retried, -_rate(proposal), order
-
-
-def cost_in_words(
-    config: Config,
-    token: str | None,
-    now: tuple[str | None, int],
-    model: Model,
-    batch: Batch,
-    parameters: tuple[int, int],
-    layout: Layout = SINGLE,
-) -> str:
-    """Disadvantages of a combination other than time and memory, or "".
-
-    now: the configured size and sequence. parameters: of the configured model, and of this one.
-    """
-    words = []
-    if model.sequence < now[1]:
-        unit = plural(token) if token else "steps"
-        words.append(f"context of {model.sequence} instead of {now[1]} {unit}, so items are smaller")
-    if model.size != now[0] and parameters[1] != parameters[0]:
-        kind = "smaller" if parameters[1] < parameters[0] else "larger"
-        words.append(f"{kind} model: {number(parameters[1])} instead of {number(parameters[0])} parameters")
-    items = batch.items * layout.ranks
-    if items != config.items_per_step:
-        words.append(f"effective batch {items:,} instead of {config.items_per_step:,}: retune optimizer.lr")
-    if model.amp == "fp16":
-        words.append("fp16 has 11 bits of precision and a narrow range, so the loss is scaled")
-    if model.amp == "bf16":
-        words.append("bf16 has 8 bits of precision")
-    return "; ".join(words)

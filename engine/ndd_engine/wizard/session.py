@@ -30,6 +30,7 @@ from ndd_engine.trial.estimates import CONFIDENCE, Estimate, Replicates, judged
 from ndd_engine.trial.outcome import differences, with_interval
 from ndd_engine.trial.sides import SideProcess
 
+from .order import FAST_ENOUGH, pareto, range_in_words, ranked
 from .planner import (
     Planner,
     ProbedModel,
@@ -40,17 +41,7 @@ from .planner import (
     proposals,
     unprobed_present,
 )
-from .proposals import (
-    FAST_ENOUGH,
-    GOALS,
-    NOT_MEASURED,
-    SHORT_ROUNDS,
-    Answers,
-    Measured,
-    Proposal,
-    pareto,
-    ranked,
-)
+from .proposals import GOALS, NOT_MEASURED, SHORT_ROUNDS, Answers, Measured, Proposal
 
 
 def into(text: str, values: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
@@ -269,8 +260,10 @@ def heading(answers: Answers, situation: Situation, proposal: Proposal, compared
         each = f" on each of {proposal.layout.ranks} ranks" if proposal.layout.ranks > 1 else ""
         figures.append(f"peak memory {size(memory)} of {size(proposal.free_bytes)} usable{each}")
     if step is not None:
-        bound = "at least " if proposal.lower_bound or proposal.layout.ranks > 1 else ""
+        bound = "at least " if proposal.layout.ranks > 1 else ""
         figures.append(f"{bound}{duration(step)} per step")
+    if words := range_in_words(proposal):
+        figures.append(words)
     if figures:
         lines.append(f"Predicted: {', '.join(figures)}.")
     measured = proposal.measured
@@ -311,7 +304,7 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
             text += f" (low confidence: {proposal.doubt})"
         found["batch.micro"] = text
     if (rate := proposal.items_per_s) is not None:
-        most = "at most " if proposal.lower_bound or ranks > 1 else ""
+        most = "at most " if ranks > 1 else ""
         text = f"predicted {most}{number(rate)} {plural(opened.item)}/s"
         if measured is not None and measured.step_s:
             text += f", measured {number(batch.items / measured.step_s)}"

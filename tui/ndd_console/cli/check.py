@@ -8,9 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import click
+
 from ndd_console.words.machine import advice, busy_cores, check_facts
 from ndd_engine.config import Draft, read
 from ndd_engine.errors import EXIT_DONE, EXIT_MACHINE, EXIT_USAGE, ConfigError, NddError, Problem
+from ndd_engine.hardware.gpus import GpuProfile
+from ndd_engine.hardware.named_gpus import GIVEN, gpu_named
 from ndd_engine.train.request import preflight
 
 from .options import command, configuration, json_option
@@ -26,20 +30,30 @@ _TIMES = ("step_s", "step_measured", "steps_per_epoch", "total_steps", "epoch_s"
     "0 no problems, 2 usage or configuration error, 3 insufficient memory or hardware",
     "check run.toml",
     "check --set batch.micro=512 --set precision.amp=bf16",
+    'check run.toml --gpu "RTX 4070"',
 )
 @configuration
+@click.option(
+    "--gpu",
+    metavar="NAME",
+    help="Predict for a GPU that is not in this machine, by its profile or by figures such as "
+    f"{GIVEN}. No step runs.",
+)
 @json_option
-def check(config: Path | None, workload: str | None, sets: tuple[str, ...], as_json: bool) -> int:
+def check(
+    config: Path | None, workload: str | None, sets: tuple[str, ...], gpu: str | None, as_json: bool
+) -> int:
     """Runs a few small training steps. Writes no files."""
+    absent = None if gpu is None else gpu_named(gpu)
     try:
-        draft = read(config, sets, workload)
+        draft = read(config, sets if absent is None else (*sets, "run.device=auto"), workload)
         # Keep stdout clean of what a user's own workload prints.
         with contextlib.redirect_stdout(sys.stderr):
             try:
                 preflight(draft)
             except ConfigError as error:
                 raise ConfigError([*error.problems, *of_factory(draft, error)]) from None
-            report = examine(draft)
+            report = examine(draft, absent)
     except ConfigError as error:
         if not as_json:
             raise
@@ -85,13 +99,18 @@ def of_factory(draft: Draft, error: ConfigError) -> list[Problem]:
     return []
 
 
-def examine(draft: Draft) -> dict[str, Any]:
-    """The report on a valid configuration: data, device, size, memory, time, advice."""
+def examine(draft: Draft, gpu: GpuProfile | None = None) -> dict[str, Any]:
+    """The report on a valid configuration: data, device, size, memory, time, advice. gpu: not in this machine."""
     say("importing torch …")
-    from ndd_engine.predict.outlook import predict
+    from ndd_engine.predict.outlook import predict, predict_for
     from ndd_engine.workloads.base import item_count
 
-    prediction, machine, workload, choice = predict(draft, lambda text: say(f"{text} …"))
+    def tell(text: str) -> None:
+        say(f"{text} …")
+
+    found = predict(draft, tell) if gpu is None else predict_for(draft, gpu, tell)
+    prediction, machine, workload, choice = found[:4]
+    estimate, micro = prediction.estimate, prediction.config.batch.micro
     config = prediction.config
     return {
         "ok": True,
@@ -101,8 +120,8 @@ def examine(draft: Draft) -> dict[str, Any]:
         "device_reason": machine.reasons.get("device", ""),
         "size": config.workload.size,
         "size_reason": choice.reason if choice else "as configured",
-        "data": workload.describe_data(),
-        "train_items": item_count(workload.train_data),
+        "data": found.data,
+        "train_items": found.items,
         "eval_items": item_count(workload.eval_data),
         "model": workload.describe_model(),
         "parameters": prediction.parameters,
@@ -123,6 +142,8 @@ def examine(draft: Draft) -> dict[str, Any]:
         "retries": prediction.retries,
         "bytes_without_retries": prediction.fit.roomy_bytes,
         **{name: getattr(prediction, name) for name in _TIMES},
+        "step_range_s": prediction.step_range_s,
+        "decides": None if estimate is None else estimate.decides(micro, prediction.config.loader.workers),
         "step_doubt": prediction.time.doubt,
         "busy": None if prediction.busy is None else busy_cores(prediction.busy),
         "notes": list(workload.notes()),

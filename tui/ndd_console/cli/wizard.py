@@ -13,6 +13,7 @@ from ndd_console.render.text import lines
 from ndd_console.words.wizard import proposal_blocks
 from ndd_engine.errors import EXIT_FAILED, EXIT_MACHINE, NddError, UsageError
 from ndd_engine.files import replaces, write_text
+from ndd_engine.hardware.named_gpus import GIVEN
 from ndd_engine.text import printable
 from ndd_engine.wizard.proposals import BUDGET_S, GOALS, Answers, longest_sequence
 
@@ -38,13 +39,18 @@ if TYPE_CHECKING:
     help="Highest throughput, low memory use, reproducible results, or shortest time for --items.",
 )  # fmt: skip
 @options.count("--items", help="Items to train on, for the total time (default: as configured).")
-@options.count("--effective-batch", help="Effective batch to keep (default: as configured).")
-@options.flag("--free-batch", help="Allow any effective batch.")
-@options.count("--min-sequence", help="Minimum sequence length (default: as configured).")
+@options.count("--effective-batch", help="Effective batch to keep.")
+@click.option(
+    "--keep",
+    metavar="LIST",
+    default="",
+    help="What stays as configured: any of batch, sequence, size, with commas between them.",
+)
+@options.count("--min-sequence", help="Propose shorter sequences down to this one.")
 @options.count(
     "--ranks", help="Ranks to propose, each on its own GPU (default: one for each GPU of this machine)."
 )
-@click.option("--size", "sizes", multiple=True, metavar="NAME", help="Acceptable model size; repeatable.")
+@click.option("--size", "sizes", multiple=True, metavar="NAME", help="Propose this model size; repeatable.")
 @click.option(
     "--reserve-memory",
     type=options.Finite(min=0),
@@ -52,7 +58,9 @@ if TYPE_CHECKING:
     help="Memory to keep free (default: 8 % of the free memory).",
 )
 @click.option(
-    "--gpu", metavar="NAME", help="Propose for a GPU that is not in this machine, from its specifications."
+    "--gpu",
+    metavar="NAME",
+    help=f"Propose for a GPU that is not in this machine, by its profile or by figures such as {GIVEN}.",
 )
 @options.flag("--headless", help="No screen: take the answers from the options.")
 @options.flag("--no-verify", help="Do not measure the best proposals.")
@@ -72,8 +80,6 @@ def wizard(asked: options.Asked) -> int:
     from ndd_engine.config import read
 
     output = asked.output
-    if asked.free_batch and asked.effective_batch is not None:
-        raise UsageError("--effective-batch and --free-batch cannot be combined")
     check_writable(output)
     if output is not None and replaces(output):
         if not asked.force:
@@ -84,7 +90,8 @@ def wizard(asked: options.Asked) -> int:
     names = [field.name for field in fields(Answers) if hasattr(asked, field.name)]
     given = {name: getattr(asked, name) for name in names}
     reserve_bytes = None if asked.reserve_memory is None else int(asked.reserve_memory * (1 << 20))
-    answers = Answers(**given, hold_effective=not asked.free_batch, reserve_bytes=reserve_bytes)
+    given["keep"] = tuple(filter(None, (name.strip() for name in asked.keep.split(","))))
+    answers = Answers(**given, reserve_bytes=reserve_bytes)
     draft = answers.draft()
     answers.checked(longest_sequence(draft), draft.sizes)
     if asked.headless or asked.as_json or not interactive():
@@ -139,7 +146,7 @@ def _headless(answers: Answers, asked: options.Asked) -> int:
         show(document(proposed, answers, best, choice))
     else:
         # If the TOML goes to stdout, nothing else does.
-        for line in lines(proposal_blocks(proposed, best, choice), terminal_width()):
+        for line in lines(proposal_blocks(proposed, answers, best, choice), terminal_width()):
             say(line) if output is None and best is not None else show([line])
     if best is None:
         ran = any(proposal.measured is not None and proposal.measured.step_s for proposal in verified)
@@ -171,6 +178,7 @@ class WizardProgress(ProgressLines):
 def document(
     proposed: ProposalSet, answers: Answers, best: Proposal | None, choice: Choice | None
 ) -> dict[str, Any]:
+    from ndd_engine.wizard.order import handful
     from ndd_engine.wizard.planner import model_name
 
     situation = proposed.situation
@@ -190,6 +198,7 @@ def document(
         "threads": situation.opened.threads or None,
         "s_by_threads": {str(count): seconds for count, seconds in situation.opened.by_threads},
         "proposals": [proposal.to_dict() for proposal in proposed.rows],
+        "table": [list(proposal.sets()) for proposal in handful(proposed.rows, answers)],
         "pareto": [list(proposal.sets()) for proposal in proposed.best],
         "recommendation": recommendation,
         "chosen": None if best is None else best.to_dict(),

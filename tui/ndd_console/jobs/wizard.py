@@ -19,6 +19,7 @@ from ndd_engine.config.loading import text_of
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.files import replaces, write_text
 from ndd_engine.hardware.detect import detect
+from ndd_engine.hardware.named_gpus import gpu_named, usable_bytes
 from ndd_engine.record.rundir import all_runs
 from ndd_engine.text import counted, number, size
 from ndd_engine.wizard.proposals import (
@@ -26,9 +27,7 @@ from ndd_engine.wizard.proposals import (
     RESERVED_SHARE,
     Answers,
     Proposal,
-    gpu_named,
     longest_sequence,
-    usable_bytes,
 )
 
 from .folder import StartRow, folder_rows
@@ -150,9 +149,7 @@ class WizardJob(ThreadJob):
         name = row.name
         if not self._given and name != self._asked:
             # Another workload has other sizes, sequences and batches.
-            self.answers = replace(
-                self.answers, sizes=(), min_sequence=None, effective_batch=None, hold_effective=True
-            )
+            self.answers = replace(self.answers, sizes=(), min_sequence=None, effective_batch=None, keep=())
         if not self._given:
             file = Path(name) if row.kind == "file" else None
             self.answers = replace(self.answers, config=file, workload=None if file else name)
@@ -195,26 +192,41 @@ class WizardJob(ThreadJob):
         meaning = "items per optimizer step; kept by gradient accumulation, because changing it changes the training"
         now, most = config.batch.items, self._train_items or sys.maxsize
         larger = (now * times for times in _TIMES if now * times <= most)
-        batches = [(True, None), *((True, size) for size in larger), (False, None)]
-        held = [{"hold_effective": hold, "effective_batch": size} for hold, size in batches]
+        held = [self._kept("batch", False), self._kept("batch", True)]
+        held = [{**one, "effective_batch": None} for one in held]
+        held += [{"effective_batch": size} for size in larger]
         yield Field("effective batch", text, meaning, held)
-        text = str(answers.min_sequence or ("as configured" if self._open else config.batch.sequence))
+        kept = "as configured" if self._open else str(config.batch.sequence)
+        beside = kept if "sequence" in answers.keep else f"{kept}, half of it beside"
+        text = beside if answers.min_sequence is None else str(answers.min_sequence)
         meaning = "shorter sequences are faster and need less memory, but give the model less context"
         shorter = [self._longest // 2**power for power in range(1, 6 if self._open else 4)]
-        lengths = [None, *(length for length in shorter if length >= 2)]
-        yield Field("minimum sequence", text, meaning, [{"min_sequence": length} for length in lengths])
+        lengths = [{**self._kept("sequence", keep), "min_sequence": None} for keep in (False, True)]
+        lengths += [
+            {**self._kept("sequence", False), "min_sequence": length} for length in shorter if length >= 2
+        ]
+        yield Field("minimum sequence", text, meaning, lengths)
         if self._sizes:
-            text = ", ".join(answers.sizes) or ("automatic" if self._open else "as configured")
+            automatic = "automatic" if self._open else "as configured"
+            beside = automatic if "size" in answers.keep else f"{automatic}, its neighbours beside"
+            text = ", ".join(answers.sizes) or beside
             meaning = "smaller models are faster and need less memory, but reach a higher loss"
-            sizes = [(), *((name,) for name in self._sizes), self._sizes]
-            yield Field("model sizes", text, meaning, [{"sizes": names} for names in sizes])
+            named = [*((name,) for name in self._sizes), self._sizes]
+            chosen = [{**self._kept("size", keep), "sizes": ()} for keep in (False, True)]
+            chosen += [{**self._kept("size", False), "sizes": one} for one in named]
+            yield Field("model sizes", text, meaning, chosen)
         reserved = answers.reserve_bytes
         text = f"{RESERVED_SHARE * 100:.0f} % of free memory" if reserved is None else size(reserved)
         here = self._machine.free_bytes if self._machine is not None else None
         free = here if answers.gpu is None else usable_bytes(gpu_named(answers.gpu))
         shares = () if free is None else (int(share * free) for share in _RESERVED)
-        kept = [{"reserve_bytes": count} for count in (None, *shares)]
-        yield Field("reserved memory", text, "kept free for evaluation, libraries and other processes", kept)
+        spare = [{"reserve_bytes": count} for count in (None, *shares)]
+        yield Field("reserved memory", text, "kept free for evaluation, libraries and other processes", spare)
+
+    def _kept(self, name: str, keep: bool) -> dict[str, Any]:
+        """The change of the answers that keeps one more or one less as configured."""
+        others = (one for one in self.answers.keep if one != name)
+        return {"keep": (*others, name) if keep else tuple(others)}
 
     def change(self, place: int, by: int) -> str:
         """Change an answer to the next (by 1) or previous choice. Returns the problem with the answers, or ""."""
@@ -264,6 +276,13 @@ class WizardJob(ThreadJob):
     @property
     def rows(self) -> tuple[Proposal, ...]:
         return self._proposed.rows if self._proposed is not None else ()
+
+    @property
+    def table(self) -> tuple[Proposal, ...]:
+        """The handful of proposals that differ in what matters, best for the goal first."""
+        from ndd_engine.wizard.order import handful
+
+        return tuple(handful(self.rows, self.answers))
 
     @property
     def best(self) -> tuple[Proposal, ...]:

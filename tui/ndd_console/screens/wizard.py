@@ -244,14 +244,14 @@ class WizardScreen(WidgetScreen):
             case "probing":
                 self.lines.show(self._probing(width, room))
             case "trade-offs":
-                rows = ordered(source.rows, self.column)
+                rows = ordered(source.table, self.column)
                 heads, *lines = table_rows(rows, source.best, self.marked, self.column, width)
                 top.append(heads)
                 self._list(rows, lines)
                 chosen = self.body.chosen
                 below = [] if chosen is None else about_rows(chosen, width)
                 if self.plot and room >= _PLOT + 8:
-                    below += plot_rows(rows, source.best, chosen, width, _PLOT)
+                    below += plot_rows(source.rows, source.best, chosen, width, _PLOT)
             case "verify":
                 heads, *lines = verified_rows(source.verified, source.recommended, width)
                 top += [*self._verify_heading(width), heads]

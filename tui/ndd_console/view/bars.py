@@ -190,15 +190,19 @@ def progress_rows(progress: Progress, stage: str, width: int, *, plot: bool = Tr
     return rows
 
 
+_MARKS = "● best at its memory  · other  ✖ does not fit  ▲ selected  │ usable memory"
+
+
 def plot_rows(
     rows: Sequence[Proposal], best: Sequence[Proposal], chosen: Proposal | None, width: int, height: int
 ) -> list[Row]:
-    """Items per second over memory: ● Pareto front, · others, ✖ does not fit, ▲ selected.
+    """Items per second over memory, with axes and marks named.
 
     Speeds that would share one row get only that row, and memory that reads the same one column. If both hold, a
     sentence takes the place of the plot. [] if there is nothing to compare, or no room.
     """
     points = [one for one in rows if one.memory_bytes is not None and one.items_per_s]
+    height -= 1  # the last row names the marks
     if len(points) < 2 or height < 4:
         return []
     from ndd_console.words.wizard import item_unit
@@ -244,4 +248,5 @@ def plot_rows(
     title = f"memory, at {speed} {unit}" if level else "memory"
     axis = f"{first}{title.center(max(inner - cells(first) - cells(last), cells(title) + 2))}{last}"
     axis = f"all need {size(most)}".center(inner) if alike else axis
-    return [fit(row, width) for row in (*out, ((" " * left, "dim"), (shorten(axis, inner), "dim")))]
+    below = ((" " * left, "dim"), (shorten(axis, inner), "dim")), ((shorten(_MARKS, width), "dim"),)
+    return [fit(row, width) for row in (*out, *below)]

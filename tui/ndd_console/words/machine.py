@@ -191,6 +191,9 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         micro, times = report["nearest"]
         what = "same effective batch" + (", no retries" if report["retries"] else "")
         yield "fits", f"--set batch.micro={micro} --set batch.accumulation={times} ({what})"
+    if report["step_range_s"] is not None:
+        low, high = map(duration, report["step_range_s"])
+        step = f"estimated, {low} to {high}: {report['decides']} decides"
     if report["ranks"] > 1:
         step += "; without the time to exchange gradients"
     yield "step", f"{duration(report['step_s'])} for {report['effective_batch']:,} items ({step})"

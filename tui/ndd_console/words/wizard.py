@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ndd_engine.hardware.named_gpus import usable_bytes
 from ndd_engine.text import MISSING, counted, duration, foreign, number, plural, size
-from ndd_engine.wizard.proposals import Proposal, by_speed, slowness, usable_bytes
+from ndd_engine.wizard.order import handful, range_in_words, slowness
+from ndd_engine.wizard.proposals import Answers, Proposal
 
 from .blocks import Block, Facts, Table, Text
 from .machine import peak_rows
@@ -20,10 +22,7 @@ if TYPE_CHECKING:
 
 _LARGE = float("inf")
 ITEMS, TOKENS = "items/s", "tokens/s"  # columns; their headings name the items and tokens of the workload
-_SHOWN = ("size", "sequence", "dtype", "ranks", "micro", "accum", "memory", "step", ITEMS, "total time")
-_LOWER_BOUNDS = "times are lower bounds from the GPU's peak FLOP/s"
-# Maximum rows of the table of proposals that were not measured.
-_ROWS = 12
+_ESTIMATES = "times are estimates, with a range over what the host takes to launch a kernel"
 
 # Columns that some models have no values for: left out if no row has one.
 APPLIES: dict[str, Callable[[Proposal], Any]] = {
@@ -49,10 +48,6 @@ def _or(value: float | None) -> float:
     return _LARGE if value is None else value
 
 
-def _bound(proposal: Proposal, text: str, sign: str = "≥") -> str:
-    return sign + text if proposal.lower_bound else text
-
-
 def _over(count: int) -> str:
     return f"over the limit by {size(count)}"
 
@@ -70,12 +65,10 @@ PROPOSAL_COLUMNS: tuple[Column, ...] = (
     Column("accum", lambda row: str(row.batch.accumulation), lambda row: row.batch.accumulation),
     Column("memory", lambda row: size(row.memory_bytes), lambda row: _or(row.memory_bytes)),
     Column("data", lambda row: "GPU" if row.placement == "device" else "host", lambda row: row.placement),
-    Column("step", lambda row: _bound(row, duration(row.step_s)), lambda row: _or(row.step_s)),
-    Column(ITEMS, lambda row: _bound(row, number(row.items_per_s), "≤"), slowness),
-    Column(
-        TOKENS, lambda row: _bound(row, number(row.tokens_per_s), "≤"), lambda row: -(row.tokens_per_s or 0.0)
-    ),
-    Column("total time", lambda row: _bound(row, duration(row.total_s)), lambda row: _or(row.total_s)),
+    Column("step", lambda row: duration(row.step_s), lambda row: _or(row.step_s)),
+    Column(ITEMS, lambda row: number(row.items_per_s), slowness),
+    Column(TOKENS, lambda row: number(row.tokens_per_s), lambda row: -(row.tokens_per_s or 0.0)),
+    Column("total time", lambda row: duration(row.total_s), lambda row: _or(row.total_s)),
     Column("parameters", lambda row: number(row.parameters), lambda row: row.parameters),
 )  # fmt: skip
 
@@ -119,6 +112,8 @@ def remark(proposal: Proposal, details: bool = False) -> str:
         words.append(f"measured memory is {_over(proposal.over_bytes)}")
     if proposal.doubt and proposal.memory_bytes is not None:
         words.append("low confidence in memory" + (f" ({proposal.doubt})" if details else ""))
+    if details and (text := range_in_words(proposal)):
+        words.append(text)
     if details and proposal.placement == "device":
         words.append("data on the GPU")
     return "; ".join([*words, proposal.cost] if proposal.cost else words)
@@ -126,13 +121,14 @@ def remark(proposal: Proposal, details: bool = False) -> str:
 
 def about_text(proposal: Proposal) -> str:
     """What is predicted of a proposal."""
-    most = "at most " if proposal.lower_bound else ""
-    rates = [f"{most}{number(proposal.items_per_s)} {item_unit(proposal)}"]
+    rates = [f"{number(proposal.items_per_s)} {item_unit(proposal)}"]
     if proposal.tokens_per_item:
-        rates.append(f"{most}{number(proposal.tokens_per_s)} {token_unit(proposal)}")
+        rates.append(f"{number(proposal.tokens_per_s)} {token_unit(proposal)}")
     memory = f"predicted peak {size(proposal.memory_bytes)} of {size(proposal.free_bytes)}"
-    text = f"{memory}; {', '.join(rates)}; {number(proposal.parameters)} parameters"
-    return f"{text}; {_LOWER_BOUNDS}" if proposal.lower_bound else text
+    leaves = leaves_text(proposal)
+    return "; ".join(
+        filter(None, (memory, leaves, ", ".join(rates), f"{number(proposal.parameters)} parameters"))
+    )
 
 
 def label(proposal: Proposal) -> str:
@@ -181,35 +177,36 @@ def other_gpu_blocks(gpu: GpuProfile) -> Iterator[Block]:
     yield Text(f"proposals are for another GPU: {gpu.name} (from its specifications)")
     memory = f"{gpu.memory_gb:g} GB, {size(usable_bytes(gpu))} usable"
     yield Facts(
-        (("memory", memory), *peak_rows(gpu), ("", f"nothing is measured on this machine; {_LOWER_BOUNDS}"))
+        (("memory", memory), *peak_rows(gpu), ("", f"nothing is measured on this machine; {_ESTIMATES}"))
     )
 
 
 def proposal_blocks(
-    proposed: ProposalSet, best: Proposal | None, choice: Choice | None = None
+    proposed: ProposalSet, answers: Answers, best: Proposal | None, choice: Choice | None = None
 ) -> Iterator[Block]:
+    """The handful of proposals as a table, and below it what each leaves, depends on and gives up."""
     situation = proposed.situation
     yield Text(f"{situation.device_name}: {size(situation.free_bytes)} usable")
     yield from map(Text, situation_texts(proposed))
-    fastest = by_speed(proposed.best)[:_ROWS]
-    measured = [proposal for proposal in proposed.rows if proposal.measured is not None]
-    more = [proposal for proposal in measured if all(proposal.key != other.key for other in fastest)]
-    tight = [proposal for proposal in proposed.rows if not proposal.fits]
-    shown = [*fastest, *more, *sorted(tight, key=lambda proposal: proposal.missing_bytes)[:2]]
+    shown = handful(proposed.rows, answers)
     if not shown:
         yield Text("nothing could be predicted")
         return
-    names = applicable(shown, _SHOWN)
-    columns = [column for column in PROPOSAL_COLUMNS if column.name in names]
+    names = applicable(shown, _PRINTED)
+    columns = [PRINTED[name] for name in names]
     rows = tuple(
         (
-            "*" if best is not None and proposal.key == best.key else "",
-            *(column.text(proposal) for column in columns),
-            remark(proposal, details=True),
+            f"{'*' if best is not None and one.key == best.key else ' '}{number_}",
+            *(cell(one) for cell in columns),
         )
-        for proposal in shown
+        for number_, one in enumerate(shown, 1)
     )
-    yield Table("", ("", *(heading(column, shown) for column in columns), ""), rows)
+    units = {ITEMS: item_unit(shown[0])}
+    yield Table("", ("", *(units.get(name, name) for name in names)), rows)
+    for number_, one in enumerate(shown, 1):
+        yield Text(f"{number_}: {'; '.join(filter(None, (leaves_text(one), remark(one, details=True))))}")
+    measured = [proposal for proposal in proposed.rows if proposal.measured is not None]
+    tight = [proposal for proposal in proposed.rows if not proposal.fits]
     timed = any(proposal.measured is not None and proposal.measured.step_s for proposal in measured)
     if choice is not None and timed:
         yield Text(choice.text + ("" if best is not None else "; nothing is written"))
@@ -218,7 +215,41 @@ def proposal_blocks(
     elif best is None:
         least = min(tight, key=lambda proposal: proposal.missing_bytes)
         yield Text(f"nothing fits: micro-batch {least.batch.micro} is {_over(least.missing_bytes)}")
+    yield Text("* recommended; same data: the time for as much data as the configured run has")
     yield Text("memory and time are predictions" + (" unless marked as measured" if measured else ""))
+
+
+def model_text(proposal: Proposal) -> str:
+    """ "guide 512 bf16": what needs a probe of its own, and several ranks."""
+    parts = [proposal.model.size or "", str(proposal.model.sequence) if proposal.tokens_per_item else ""]
+    ranks = f"{_ranks(proposal)} ranks" if proposal.layout.ranks > 1 else ""
+    return " ".join(filter(None, (*parts, proposal.model.precision, ranks)))
+
+
+def leaves_text(proposal: Proposal) -> str:
+    """What is left of the memory, and the steps of an epoch."""
+    spare = proposal.spare_bytes
+    words = [] if spare is None or spare < 0 else [f"{size(spare)} spare"]
+    if proposal.steps_per_epoch is not None:
+        words.append(f"{counted(proposal.steps_per_epoch, 'step')} an epoch")
+    return ", ".join(words)
+
+
+# The columns of the printed table, which fits into 80 cells.
+PRINTED: dict[str, Callable[[Proposal], str]] = {
+    "model": model_text,
+    "batch": lambda row: (
+        f"{row.batch.micro} x {row.batch.accumulation}"
+        if row.batch.accumulation > 1
+        else str(row.batch.micro)
+    ),
+    "memory": lambda row: size(row.memory_bytes),
+    "step": lambda row: duration(row.step_s),
+    ITEMS: lambda row: number(row.items_per_s),
+    TOKENS: lambda row: number(row.tokens_per_s),
+    "same data": lambda row: duration(row.total_s),
+}
+_PRINTED = tuple(PRINTED)
 
 
 def situation_texts(proposed: ProposalSet) -> Iterator[str]:

@@ -1,0 +1,225 @@
+"""Memory and step time on a GPU that is not in this machine, from traces of shapes alone.
+
+A step is traced at two micro-batches, at a third to check the line. A step of very many operations loops over time: it
+is traced with 6 and 7 steps of the loop, and extended to its length.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from statistics import fmean, median
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ndd_engine.config import Config
+from ndd_engine.hardware.gpus import GpuProfile
+from ndd_engine.workloads.base import Workload, item_count
+from ndd_engine.workloads.interface import facts
+
+from .estimate import Family, ItemCounts, Memory, at, fit
+from .fakes import TooLongError, Traced, traced
+from .kernels import Card, Op
+from .launches import StepEstimate, step_estimate
+from .loops import LENGTHS, OPS, repeated, repeated_traces, scaled
+from .step_probes import alike, caveat, departs, endless, extremes, items_of, longest_first, sizes
+
+Tell = Callable[[str], None]
+# Operations of a forward pass. A longer one is taken to loop over time.
+MOST_OPS = 4_000
+# Steps of a loop in the trace that checks those of LENGTHS.
+CHECKED = 9
+# Memory of the CUDA context and libraries on a GPU that is not in this machine (measured on others: 287 to 667 MiB).
+CONTEXT_BYTES = 667 << 20
+# Batches of which the usual length of a loop is the mean.
+_BATCHES = 8
+# Seconds to time the creation of batches of one size.
+_DATA_S = 0.15
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """A dimension that a step loops over. leaves: (leaf of the batch, dimension); length: in the longest batch."""
+
+    leaves: tuple[tuple[int, int], ...]
+    length: int
+
+    def cut(self, batch: Any, length: int) -> Any:
+        """The batch with a loop of `length` steps."""
+        leaves, spec = tree_flatten(batch)
+        for leaf, dimension in self.leaves:
+            whole = leaves[leaf]
+            if whole.shape[dimension] < length:
+                size = list(whole.shape)
+                size[dimension] = length
+                leaves[leaf] = whole.new_zeros(size)
+            else:
+                leaves[leaf] = whole.narrow(dimension, 0, length)
+        return tree_unflatten(leaves, spec)
+
+    def of(self, batch: Any) -> int:
+        """Its length in a batch."""
+        leaf, dimension = self.leaves[0]
+        return int(tree_flatten(batch)[0][leaf].shape[dimension])
+
+
+class ShapeTracer:
+    """Traces the steps of a prepared workload by shapes. Raises what a step raises on fake tensors."""
+
+    def __init__(self, config: Config, workload: Workload, tell: Tell) -> None:
+        self.config, self.workload, self._tell = config, workload, tell
+        self._longest = extremes(workload)[0]
+        self._known: dict[tuple[int, int | None, bool], Traced] = {}
+
+    @cached_property
+    def _sizes(self) -> tuple[int, ...]:
+        return sizes(self.workload)
+
+    def _batch(self, micro: int, usual: bool = False) -> Any:
+        if usual:
+            return next(endless(self.workload, self.config, micro))
+        return next(longest_first(self.workload, self.config, micro, self._longest))
+
+    def _traced(self, micro: int, length: int | None = None, usual: bool = False) -> Traced:
+        found = self._known.get((micro, length, usual))
+        if found is None:
+            batch = self._batch(micro, usual)
+            looped = "" if length is None else f" and a loop of {length}"
+            self._tell(f"tracing a step with micro-batch {micro}{looped}")
+            if length is not None:
+                assert self._loop is not None
+                batch = self._loop.cut(batch, length)
+            found = self._known[micro, length, usual] = traced(self.config, self.workload, batch)
+        return found
+
+    @cached_property
+    def _loop(self) -> _Loop | None:
+        """The loop over time, if a step has too many operations; None if it has none that can be shortened."""
+        micro = self._sizes[0]
+        batch = self._batch(micro)
+        self._tell(f"tracing a step with micro-batch {micro}")
+        try:
+            self._known[micro, None, False] = traced(self.config, self.workload, batch, MOST_OPS)
+        except TooLongError:
+            return next(
+                filter(None, (self._shortened(loop, batch) for loop in _candidates(batch, micro))), None
+            )
+        return None
+
+    def _shortened(self, loop: _Loop, batch: Any) -> _Loop | None:
+        """The loop, if a shorter one leaves fewer operations."""
+        self._tell(f"looking for the loop: trying {loop.length:,} steps")
+        micro = self._sizes[0]
+        found: list[Traced] = []
+        for length in LENGTHS:
+            try:
+                found.append(traced(self.config, self.workload, loop.cut(batch, length), MOST_OPS))
+            except Exception:  # noqa: BLE001 (another dimension, which the model needs as it is)
+                return None
+        if len(found[0].micro) >= len(found[1].micro):
+            return None
+        self._known |= {(micro, length, False): one for length, one in zip(LENGTHS, found, strict=True)}
+        return loop
+
+    def memory(self, source: str, check: bool = True) -> Memory:
+        """Memory of the longest batches. check: whether a third micro-batch has to confirm a loop."""
+        loop = self._loop
+        if loop is None:
+            family = alike(lambda micro: self._traced(micro).trace, self._sizes, math.inf)
+        else:
+            self._tell(f"extending the loop to {loop.length:,} steps")
+            family = self._family(loop.length)
+            third = self._sizes[-1]
+            if check and third not in family.at:
+                recorded = self._traced(third, CHECKED).trace
+                family = replace(family, nonlinear=departs(self._family(CHECKED), recorded, third))
+        return Memory(family, "gpu", CONTEXT_BYTES, source, caveat=caveat(self.config))
+
+    def _family(self, length: int) -> Family:
+        """The traces of a loop of `length` steps, for any micro-batch."""
+        small, large = self._sizes[0], self._sizes[:2][-1]
+        short, longer = (self._traced(small, steps).trace for steps in LENGTHS)
+        first, second = repeated_traces(short, longer, LENGTHS, length, self._traced(large, LENGTHS[1]).trace)
+        return fit(first, second, (small, large if large > small else small + 1))
+
+    def estimate(self, gpu: GpuProfile, micros: Sequence[int]) -> StepEstimate:
+        """The step time of usual batches of these sizes."""
+        pair = self._sizes[:2]
+        found = [self._ops_of(micro) for micro in pair]
+        whole = self._traced(pair[0], None if self._loop is None else LENGTHS[0]).update
+
+        def of(micro: int) -> Sequence[Op]:
+            if len(found) == 1:
+                return found[0]
+            return scaled(found[0], found[1], (pair[0], pair[1]), micro, OPS)
+
+        points = list(micros) if len(found) > 1 else list(pair)
+        self._tell("estimating the time of a step")
+        config = self.config
+        return step_estimate(
+            [(micro, of(micro)) for micro in points], whole, Card(gpu), config.precision.tf32
+        )
+
+    def _ops_of(self, micro: int) -> Sequence[Op]:
+        loop = self._loop
+        if loop is None:
+            return self._traced(micro, usual=bool(self._longest)).micro
+        length = self._usual(loop)
+        short, longer = (self._traced(self._sizes[0], steps).micro for steps in LENGTHS)
+        if micro == self._sizes[0]:
+            return repeated(short, longer, LENGTHS, length, OPS)
+        return repeated(short, longer, LENGTHS, length, OPS, self._traced(micro, LENGTHS[1]).micro)
+
+    def _usual(self, loop: _Loop) -> int:
+        """The mean length of the loop, in batches of the configured size as far as the data has them."""
+        if not self._longest:
+            return loop.length
+        micro = min(self.config.batch.micro, self._sizes[-1])
+        batches = endless(self.workload, self.config, micro)
+        return round(fmean(loop.of(next(batches)) for _ in range(_BATCHES)))
+
+    def data_s(self, micros: Sequence[int]) -> list[tuple[int, float]]:
+        """Seconds in which this machine creates batches of these sizes, in this process.
+
+        The time that the process computed, where that is less: others may use the cores meanwhile.
+        """
+        self._tell("timing the data")
+        pair = self._sizes[:2]
+        times = []
+        for micro in pair:
+            batches = endless(self.workload, self.config, micro, as_kept=True)
+            next(batches)
+            end = time.perf_counter() + _DATA_S
+            took: list[float] = []
+            while len(took) < 2 or time.perf_counter() < end:
+                begin, used = time.perf_counter(), time.process_time()
+                next(batches)
+                took.append(min(time.perf_counter() - begin, time.process_time() - used))
+            times.append(median(took))
+        return [(micro, at(micro, pair, times)) for micro in micros]
+
+
+def all_items(config: Config, shapes: Config, workload: Workload) -> tuple[int | None, ItemCounts, str]:
+    """(training items, what keeping all takes, the data in words) of `config`; the workload has that of `shapes`."""
+    kept, few = items_of(workload), item_count(workload.train_data)
+    known = facts(config) if shapes != config else None
+    if known is None:
+        return few, kept, workload.describe_data()
+    if few and kept.kept_bytes is not None:
+        kept = replace(kept, kept_bytes=kept.kept_bytes * known.train_items // few)
+    return known.train_items, kept, known.text
+
+
+def _candidates(batch: Any, micro: int) -> Iterator[_Loop]:
+    """The dimensions of a batch that a step may loop over: each number that is not the micro-batch."""
+    found: dict[int, list[tuple[int, int]]] = {}
+    for number, leaf in enumerate(tree_flatten(batch)[0]):
+        for dimension, size in enumerate(leaf.shape if isinstance(leaf, Tensor) else ()):
+            if size > max(LENGTHS) and (dimension or size != micro):
+                found.setdefault(size, []).append((number, dimension))
+    return (_Loop(tuple(places), size) for size, places in sorted(found.items()))
