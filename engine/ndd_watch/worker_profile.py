@@ -136,15 +136,15 @@ class BatchProfiles:
     def _count(self) -> int:
         return self._sums[0].count + self._sums[1].count
 
-    def begin(self, looked: int, wall_ns: int) -> bool:
+    def begin(self, looked: int, cpu_ns: float, wall_ns: int) -> bool:
         """Profile the batch that begins now, if one is due. looked: batches so far that were looked at.
 
-        wall_ns: since the worker began.
+        cpu_ns: processor time of all batches so far. wall_ns: since the worker began.
         """
         if not PROFILE_NS or looked < BEFORE + self._count * (EVERY - 1) or _KIND is None:
             return False
         # On a busy machine, the time on the wall says little of what the worker has used.
-        used_ns = time.thread_time_ns() + WAITED * wall_ns
+        used_ns = cpu_ns + WAITED * wall_ns
         if self._count > 1 and self._spent_ns > SHARE * used_ns:
             return False
         if profiled() or handles_alarms() or _depth() + SPARE_DEPTH > sys.getrecursionlimit():

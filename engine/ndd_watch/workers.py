@@ -131,7 +131,7 @@ class Worker:
         self._indices: Any = None
         self._stamps: list[int] = []
         self._profiling = False
-        self._profiles = BatchProfiles(given["dataset"], given["collate_fn"], self._number + self._luck)
+        self._profiles = BatchProfiles(given["dataset"], given["collate_fn"], self._number)
         self._sheet = Sheet(folder, f"worker-{os.getpid()}")
         process: Any = sys.modules["multiprocessing.process"]
         parent = process.parent_process()
@@ -198,7 +198,8 @@ class Worker:
         self._indices, self._stamps, self._on = indices, [], True
         count = len(indices) if type(indices) is list else 1
         self._items += count
-        self._profiling = self._profiles.begin(self._looked, now() - self._begun)
+        cpu_ns = self._cpu_ns * self._batches / max(self._looked, 1)
+        self._profiling = self._profiles.begin(self._looked, cpu_ns, came - self._begun)
         self._sheet.doing(self._batch, came, _shown(indices))
         self._cpu, self._t = time.thread_time_ns(), now()
         self._cost = self._t - came

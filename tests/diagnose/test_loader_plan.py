@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from ndd_engine.diagnose.loader_plan import Plan, batch_ns, enough
+from ndd_engine.diagnose.loader_plan import LoaderPlan, batch_ns, enough
 
 MS = 1e6
-EVEN = Plan([20 * MS], 4 * MS, workers=2)
+EVEN = LoaderPlan([20 * MS], 4 * MS, workers=2)
 # One batch in ten takes twenty times as long.
-TAIL = Plan([12 * MS] * 9 + [240 * MS], 4 * MS, workers=3)
+TAIL = LoaderPlan([12 * MS] * 9 + [240 * MS], 4 * MS, workers=3)
 
 
 def test_workers_share_the_time_of_batches() -> None:

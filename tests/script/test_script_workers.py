@@ -29,7 +29,7 @@ class Files(Dataset):
         self.transforms = [Crop()]
 
     def __len__(self):
-        return 192
+        return 480
 
     def __getitem__(self, index):
         x = self.fetch(index)
@@ -38,7 +38,7 @@ class Files(Dataset):
         return x, torch.ones(1)
 
     def fetch(self, index):
-        time.sleep(0.4 if index == 77 else 0.03)
+        time.sleep(0.4 if index == 77 else 0.015)
         return torch.full((8,), float(index))
 
 
@@ -57,7 +57,7 @@ def test_the_function_and_the_slow_item_inside_a_worker_are_named(tmp_path: Path
     (tmp_path / "slow.py").write_text(SCRIPT)
     run(tmp_path, "run", "--", sys.executable, "slow.py")
     (*_, newest) = [event for event in events(tmp_path, "slow-001") if isinstance(event, WorkersEvent)]
-    assert sum(worker.batches for worker in newest.workers) == 24
+    assert sum(worker.batches for worker in newest.workers) == 60
     first = newest.functions[0]
     assert (first[2], next(iter(first[6]))) == ("Files.fetch", "sleeps")
     assert [name for name, _ in newest.transforms] == ["Files[0] Crop"]

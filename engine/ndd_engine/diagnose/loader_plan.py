@@ -17,7 +17,7 @@ ENOUGH = 0.03
 
 
 @dataclass(frozen=True)
-class Plan:
+class LoaderPlan:
     """A loader. made_ns: times of batches, as quantiles. between_ns: of the training from one batch to the next one
     that it wants. receive_ns: of a batch in the process that trains. cpu_ns: processor time of a batch in a worker.
     cores: that all of them share; 0 for any number."""
@@ -31,7 +31,7 @@ class Plan:
     cpu_ns: float = 0.0
     cores: float = 0.0
 
-    def with_settings(self, sets: Sequence[str]) -> Plan | None:
+    def with_settings(self, sets: Sequence[str]) -> LoaderPlan | None:
         """With settings such as "loader.workers=4"; None if one of them cannot be played."""
         found = self
         for one in sets:
@@ -47,7 +47,7 @@ class Plan:
         return found
 
 
-def batch_ns(plan: Plan) -> float:
+def batch_ns(plan: LoaderPlan) -> float:
     """Nanoseconds from one batch to the next."""
     service = _mixed(plan.made_ns)
     if not service:
@@ -62,7 +62,7 @@ def batch_ns(plan: Plan) -> float:
     return played
 
 
-def enough(plan: Plan) -> int:
+def enough(plan: LoaderPlan) -> int:
     """The fewest workers with which more of them would bring little."""
     best = batch_ns(replace(plan, workers=MOST))
     for workers in range(1, MOST):
@@ -80,7 +80,7 @@ def _mixed(quantiles: Sequence[float]) -> list[float]:
     return found
 
 
-def _play(plan: Plan, service: list[float]) -> float:
+def _play(plan: LoaderPlan, service: list[float]) -> float:
     free, tasks = [0.0] * plan.workers, [0] * plan.workers
     ready: dict[int, tuple[float, int]] = {}
     arrived: list[tuple[float, int, int]] = []

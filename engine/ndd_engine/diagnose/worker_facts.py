@@ -9,7 +9,7 @@ from ndd_engine.record.worker_events import WorkerFigures, WorkerFunction, Worke
 from ndd_engine.text import counted, number, percent, printable, size, span, times
 
 from .finding import Change, Evidence
-from .loader_plan import Plan, batch_ns, enough
+from .loader_plan import LoaderPlan, batch_ns, enough
 from .view import CONFIG, PROFILER, View, place
 
 INSIDE = "loader workers"
@@ -114,13 +114,13 @@ def uneven_workers(workers: Sequence[WorkerFigures]) -> str:
     return text if ratio >= SLOWER else ""
 
 
-def plan_of(view: View) -> Plan | None:
+def plan_of(view: View) -> LoaderPlan | None:
     """The loader of a run as it is; None without measured times."""
     found = inside(view)
     if found is None or not found.batch_quantiles_ns or view.step_ns <= 0:
         return None
     micro = max(view.micro_steps, 1.0)
-    return Plan(
+    return LoaderPlan(
         found.batch_quantiles_ns, max(view.step_ns - view.wait.ns, 1.0) / micro, view.workers,
         view.whole("loader.prefetch") or PREFETCH, view.get("loader.in_order") is not False,
         cpu_ns=sum(worker.cpu_ns for worker in found.workers) / len(found.workers),
