@@ -480,7 +480,7 @@ class Observer:
                     text += "; it cannot be timed by itself, so its time is part of other"
                 self._mark("note", text, file=file, line=line, function=name, timed=timed)
             learned = source is not None or reads or self._learned >= MOST_LEARNED
-            # Where learning is dear, one step is profiled before it is tried again.
+            # Where learning takes much time, one step is profiled before it is tried again.
             if PROFILE_NS and (learned or self.allowance.due(t) > t):
                 self._profile()
         elif self._study == "profile":

@@ -1,1 +1,1 @@
-"""Runs of several ranks: late ranks, failures, what they cost and need."""
+"""Runs of several ranks: stragglers, failures, what they cost and need."""

@@ -169,18 +169,18 @@ def test_a_function_is_not_slow_while_the_device_computes() -> None:
 # Without NVML: MIG, virtual GPUs, WSL2, most containers.
 
 
-@pytest.mark.parametrize("card", [None, {**NVML, "util_percent": 88}])
-def test_without_nvml_a_read_costs_what_the_device_waits(card: dict[str, Any] | None) -> None:
+@pytest.mark.parametrize("nvml", [None, {**NVML, "util_percent": 88}])
+def test_without_nvml_a_read_costs_what_the_device_waits(nvml: dict[str, Any] | None) -> None:
     host = {"forward": 0.2, "backward": 0.2, "data_wait": 0.2, "other": 18.0}
     device = {**BUSY, "data_wait": 0.2, "other": 0.3}
-    assert script(host, device, card, functions=waits(17.0)).causes() == ["healthy"]
+    assert script(host, device, nvml, functions=waits(17.0)).causes() == ["healthy"]
     # The same wait, after which the script computes for a while before it launches anything.
     dry = {**BUSY, "forward": 4.0, "backward": 7.0, "data_wait": 0.2, "other": 8.0}
-    guilty = script(host, dry, card, functions=waits(17.0)).verdict()
+    guilty = script(host, dry, nvml, functions=waits(17.0)).verdict()
     assert guilty.cause == "sync" and guilty.share == pytest.approx(0.41, abs=0.02)
     assert any(item.source == "device clock" for item in guilty.evidence)
     # It costs no more than the host measured.
-    assert script(host, dry, card, functions=waits(3.0)).named("sync").share == 0.15
+    assert script(host, dry, nvml, functions=waits(3.0)).named("sync").share == 0.15
 
 
 def test_a_loader_that_the_device_hides_is_no_slow_function() -> None:

@@ -12,7 +12,7 @@ from ndd_console.app import ConsoleApp
 from ndd_console.jobs.log_tail import LogTail
 from ndd_console.screens.base import Question
 from ndd_console.screens.live import SHARE, DrawPace, LiveScreen
-from ndd_console.screens.pages import LogScreen, PageScreen, SettingsScreen
+from ndd_console.screens.pages import MOST_LINES, LogScreen, PageScreen, SettingsScreen
 from ndd_console.words.stopping import RUN_STOPPING
 
 from .fake_sources import Clock, FakeSource
@@ -213,6 +213,42 @@ async def test_the_log_grows_below_what_is_read_and_is_searched() -> None:
         await press(pilot, "escape")
         await tick(pilot)
         assert isinstance(app.screen, LiveScreen) and "4,300" in text_of(app)
+
+
+async def test_the_log_keeps_its_last_lines_and_what_is_read_stays_in_place() -> None:
+    source = FakeSource(output=[f"line {i} of an output that is wrapped" for i in range(60)])
+    async with running(source, size=(60, 12)) as (app, pilot):
+        await press(pilot, "l")
+        screen = app.screen
+        assert isinstance(screen, LogScreen) and " log of the run" in text_of(app)
+        await press(pilot, "slash", *"line 20 ", "enter")
+        await pilot.resize_terminal(24, 9)
+        await pilot.pause(0.02)
+        assert "line 20 " in text_of(app) and "line 59 " not in text_of(app)
+        source.output = [*source.output, *(f"line {i} more" for i in range(60, MOST_LINES + 10))]
+        screen.look_again()
+        await press(pilot, "n")
+        assert "line 20 " in text_of(app) and "1 of 1" in text_of(app)
+        source.output = [*source.output, "line 20 of the end"]
+        screen.look_again()
+        await press(pilot, "N")
+        assert "line 20 of the end" in text_of(app) and "2 of 2" in text_of(app)
+        source.output = [*source.output, *(f"line {i} again" for i in range(12))]
+        screen.look_again()
+        await press(pilot, "n")
+        await pilot.resize_terminal(60, 12)
+        await pilot.pause(0.02)
+        assert "line 20 of the end" in text_of(app) and "1 of 1" in text_of(app)
+        assert len(screen.body.lines) == MOST_LINES and f"last {MOST_LINES:,} lines of" in text_of(app)
+        await press(pilot, "home")
+        assert "line 23 " in text_of(app) and "line 22 " not in text_of(app)
+        await press(pilot, "end")
+        await pilot.resize_terminal(60, 9)
+        await pilot.pause(0.02)
+        source.output = [*source.output, "the newest"]
+        screen.look_again()
+        await pilot.pause(0.02)
+        assert "the newest" in text_of(app)
 
 
 def test_a_log_is_read_as_it_grows(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ from .try_ import TrialProgress
     "or the effective batch (strong scaling). Default: effective if batch.effective is set, otherwise rank.",
 )
 @options.budget_option(
-    "Maximum duration of each comparison with the least number of ranks, setup included; it ends early once the "
+    "Maximum duration of each comparison with the smallest number of ranks, setup included; it ends early once the "
     "interval is narrow.",
     120.0,
 )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.text import Text as Words
 from textual import events
+from textual.geometry import Size
 from textual.widgets import RichLog
 
 from ndd_console.jobs.folder import details
@@ -42,7 +44,8 @@ _HEAT_ROWS = 12
 _NAME, _VALUE = 28, 12  # widths of logged values
 _NO_VALUES = "This run records no values of its own: see log() and samples in the guide to your own model."
 
-_MOST_LINES = 5000
+# The log page keeps these; the file has all.
+MOST_LINES = 5000
 
 
 def help_lines(keys: tuple[Key, ...], width: int) -> list[Row]:
@@ -289,29 +292,37 @@ class DiagnosisScreen(RunPage):
 
 
 class OutputLog(RichLog):
-    """Lines of output. It follows the end until the user scrolls up."""
+    """The last lines of output. It follows the end until the user scrolls up."""
 
     BINDINGS = bindings(SCROLL_KEYS)
 
     def __init__(self) -> None:
         super().__init__(min_width=1, wrap=True, markup=False, highlight=False, auto_scroll=False)
-        self._texts: deque[tuple[int, str]] = deque(maxlen=_MOST_LINES)  # (first row, line)
-        self._wrapped_at = 0
+        self._texts: list[tuple[int, str]] = []  # (first row, line)
+        self._wrapped_at = Size()
+        self.cut = False  # whether older lines are gone
         self.searched = ""
-        # The first rows of the lines that contain what is searched.
+        # The first rows of the lines that contain what is searched, and which of them is on the screen.
         self.places: list[int] = []
+        self.place = 0
 
     def add(self, lines: list[str]) -> None:
         at_end = self.scroll_offset.y >= self.max_scroll_y
+        top, before = self.scroll_offset.y, len(self.lines)
         self._put(lines)
+        removed = self._trim()
         if at_end and lines:
-            self.scroll_end(animate=False)
+            self.scroll_end(animate=False, immediate=True, force=True)
+        elif removed and before:
+            self._show_row(top - removed)
 
-    def _put(self, lines: list[str]) -> None:
+    def _put(self, lines: Sequence[str]) -> None:
+        lines = lines if len(lines) <= MOST_LINES else lines[-MOST_LINES - 1 :]
+        if not self._wrapped_at.width:  # they are wrapped when the width is known
+            self._texts += ((0, line) for line in lines)
+            return
         searched = self.searched.casefold()
         for line in lines:
-            if len(self._texts) == self._texts.maxlen and self.places[:1] == [self._texts[0][0]]:
-                del self.places[0]
             if searched and searched in line.casefold():
                 self.places.append(len(self.lines))
             self._texts.append((len(self.lines), line))
@@ -320,12 +331,39 @@ class OutputLog(RichLog):
                 text.highlight_words([self.searched], "reverse", case_sensitive=False)
             self.write(text)
 
+    def _trim(self) -> int:
+        """Forget all but the last lines, and their rows. Returns the number of rows."""
+        count = len(self._texts) - MOST_LINES
+        if count <= 0:
+            return 0
+        self.cut = True
+        rows = self._texts[count][0]
+        self._texts = [(first - rows, line) for first, line in self._texts[count:]]
+        places = [place - rows for place in self.places if place >= rows]
+        self.place = max(self.place - (len(self.places) - len(places)), 0)
+        self.places = places
+        del self.lines[:rows]
+        self.virtual_size = Size(self.virtual_size.width, len(self.lines))
+        self.notify_style_update()  # Textual keeps drawn rows by their number
+        self.refresh()
+        return rows
+
     def on_resize(self, event: events.Resize) -> None:
-        if event.size.width == self._wrapped_at:
-            return
-        self._wrapped_at = event.size.width
-        self._put_again()
-        self.scroll_end(animate=False)
+        super().on_resize(event)  # it renders nothing before it knows its size
+        before, self._wrapped_at = self._wrapped_at, event.size
+        top = self.scroll_offset.y
+        at_end = top + max(before.height, event.size.height) >= len(self.lines)
+        if event.size.width != before.width:
+            line = bisect_right(self._texts, top, key=itemgetter(0)) - 1
+            self._put_again()
+            top = self._texts[line][0] if line >= 0 else 0
+        if at_end:
+            self.scroll_end(animate=False, immediate=True, force=True)
+        else:
+            self._show_row(top)
+
+    def _show_row(self, row: int) -> None:
+        self.scroll_to(y=max(row, 0), animate=False, immediate=True, force=True)
 
     def _put_again(self) -> None:
         texts = [line for _, line in self._texts]
@@ -338,6 +376,11 @@ class OutputLog(RichLog):
         self.searched = text
         self._put_again()
 
+    def go(self, place: int) -> None:
+        """Show this match, or the nearest one that exists."""
+        self.place = min(max(place, 0), len(self.places) - 1)
+        self._show_row(self.places[self.place])
+
 
 class LogScreen(WidgetScreen):
     """The captured output, updated every second."""
@@ -349,7 +392,6 @@ class LogScreen(WidgetScreen):
     def __init__(self, look: Look, source: RunSource) -> None:
         super().__init__(look, OutputLog())
         self._log = source.log()
-        self._place = 0  # of the match on the screen
 
     def has(self, need: str) -> bool:
         return bool(self.body.places)
@@ -360,7 +402,8 @@ class LogScreen(WidgetScreen):
         below: list[Row] = [((shorten(unfinished, width), "text"),)] if unfinished else []
         if not self.body.lines and not unfinished:
             below = [(("no output yet", "dim"),)]
-        return [rule("log of the run", width)], below
+        last = f"last {MOST_LINES:,} lines of the " if self.body.cut else ""
+        return [rule(f"{last}log of the run", width)], below
 
     def action_search(self) -> None:
         self.app.push_screen(TextQuestion(self.look, "text to find"), self._search)
@@ -372,10 +415,10 @@ class LogScreen(WidgetScreen):
             self._go(len(self.body.places) - 1)
 
     def action_older(self) -> None:
-        self._go(self._place - 1)
+        self._go(self.body.place - 1)
 
     def action_newer(self) -> None:
-        self._go(self._place + 1)
+        self._go(self.body.place + 1)
 
     def _go(self, place: int) -> None:
         places = self.body.places
@@ -383,6 +426,5 @@ class LogScreen(WidgetScreen):
         if not places:
             self.say(f"no line contains {text!r}")
             return
-        self._place = min(max(place, 0), len(places) - 1)
-        self.body.scroll_to(y=places[self._place], animate=False)
-        self.say(f"match {self._place + 1:,} of {len(places):,}: {text}")
+        self.body.go(place)
+        self.say(f"match {self.body.place + 1:,} of {len(places):,}: {text}")
