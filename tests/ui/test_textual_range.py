@@ -102,7 +102,7 @@ def test_private_names_are_in_one_file_and_each_is_checked_here() -> None:
 
 
 def test_no_class_hides_a_private_name_of_textual() -> None:
-    """An attribute of a screen or a widget that Textual uses for something else."""
+    """An attribute or a method of a screen or a widget that Textual uses for something else."""
     count = 0
     for path in USES:
         module = importlib.import_module(".".join(path.relative_to(ROOT / "tui").with_suffix("").parts))
@@ -113,6 +113,7 @@ def test_no_class_hides_a_private_name_of_textual() -> None:
                 base = next(each for each in kind.__mro__ if each.__module__.startswith("textual."))
                 source = ast.get_source_segment(text, node) or ""
                 own = set(re.findall(r"self\.(_[a-z]\w*)(?:: [^=\n]*)? = ", source))
+                own |= set(re.findall(r"def (_[a-z]\w*)\(", source))
                 assert not own & names(base), kind
                 count += 1
     assert count > 20

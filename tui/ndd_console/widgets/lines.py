@@ -186,7 +186,7 @@ class RowList(OptionList):
             if old.rows != new.rows:
                 self.replace_option_prompt_at_index(index, Prompt(new.rows, self._look))
 
-    async def _on_click(self, event: events.Click) -> None:
+    def on_click(self, event: events.Click) -> None:
         event.prevent_default()
         place = event.style.meta.get("option")
         if place is None or self._entries[place].value is None:
