@@ -6,6 +6,7 @@ import itertools
 import random
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,10 +15,11 @@ from observed import run
 from tests.cli import program
 from tests.tiers import few
 
-from ndd_watch.clock import S
+from ndd_watch import emit
+from ndd_watch.clock import LAST, S
 from ndd_watch.looks import Looks, augments
 from ndd_watch.loops import Ends, Passes
-from ndd_watch.mapped import MICRO
+from ndd_watch.mapped import HOLDER, MICRO, PAUSED
 from ndd_watch.steps import untimed
 
 EACH = "".join(map(chr, range(1000, 1300)))
@@ -63,6 +65,22 @@ def test_steps_of_several_optimizers(order: str, steps: int) -> None:
     ends = Ends()
     count = sum(sum(ends.stepped(ord(name))) for name in order)
     assert count + ends.finished() == steps
+
+
+def test_a_pause_is_in_no_step_and_in_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a process whose console disappears after three looks. Time passes only while it sleeps."""
+    before, slept, window_ends = S[:], [], []
+    monkeypatch.setattr(emit, "now", lambda: 1_000 + sum(slept))
+    monkeypatch.setattr(emit, "time", SimpleNamespace(sleep=lambda _: slept.append(500)))
+    monkeypatch.setattr(emit, "lives", lambda _: S[PAUSED] == 1 and len(slept) < 3)
+    steps: Any = SimpleNamespace(end_window=lambda: window_ends.append(emit.now()))
+    nothing: Any = None
+    S[HOLDER] = 7
+    try:
+        emit.Requests(steps, nothing, nothing, nothing)._pause(7)
+        assert window_ends == [1_000] and S[LAST] == 2_500 and S[PAUSED] == 0
+    finally:
+        S[:] = before
 
 
 @pytest.mark.parametrize("tasks", [2, 3, 5])
