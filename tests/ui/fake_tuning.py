@@ -66,6 +66,7 @@ class FixedTuning:
         return ""
 
     def save(self) -> str:
+        self.saved = "tuning.toml"
         return ""
 
     def stop(self) -> None:

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 from textual.pilot import Pilot
 
 from ndd_console.app import ConsoleApp, ScreenApp, TuningApp, WizardApp
+from ndd_console.jobs.folder import StartRow
 from ndd_console.screens.home import HomeScreen
-from ndd_console.screens.pages import ComparisonScreen
+from ndd_console.screens.pages import LoadedPage
 from ndd_console.view.style import PLAIN, Look
 from ndd_console.words.diagnosis import Rules
 from ndd_engine.config.loading import meant
 from ndd_engine.diagnose import Finding, diagnose
+from ndd_engine.record.events import TextsEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.trial.outcome import Progress
 from ndd_engine.trial.tuning import TuningState
@@ -99,6 +101,19 @@ def ranks(world: int) -> Make:
     return run(planted_snapshot(world), rules=diagnose)
 
 
+def home(look: Look) -> ConsoleApp:
+    """The home screen. Its runs, entries and files open as runs that are recorded here."""
+    clock = Clock(T0 + 12)
+
+    def begin(what: StartRow | str) -> FakeSource:
+        return FakeSource(name=what if isinstance(what, str) else what.name, owned=not isinstance(what, str))
+
+    return ConsoleApp(
+        None, FakeHome(), look=look, start=begin, attach=begin, start_file=begin, clock=clock,
+        rules=found(FINDING), wizard=lambda *_: QuickWizard(),  # type: ignore[arg-type,return-value]
+    )  # fmt: skip
+
+
 def tuning(state: TuningState) -> Make:
     return lambda look: TuningApp(FixedTuning(state), look)
 
@@ -114,6 +129,11 @@ FAILED = ended(
     "failed", "CUDA out of memory at step 4,218: tried 512 MiB, 210 MiB free. Lower batch.micro from 128 to 96, or use "
     "batch.accumulation 3; console.log has the whole message",
 )  # fmt: skip
+SCALARS = (
+    ("accuracy", tuple((step, 1 - 0.9 * 0.7 ** (step / 500)) for step in range(0, 4_200, 60))),
+    ("grad/norm", tuple((step, 1.2 + 0.3 * (step % 7) / 7) for step in range(0, 4_200, 60))),
+)
+SAMPLES = TextsEvent(4_200, ["ROMEO:\nWhat light is this?", "JULIET:\nThe lamp, and it is late."])
 UNDER_WAY = FakeJob(progress=Progress("measuring the candidate", 18.0, 60.0, 3, 1.4, 1.2, 1.61))
 SCREENS = {
     "live": Scene("a run", run(snapshot())),
@@ -133,6 +153,10 @@ SCREENS = {
     "diagnosis-end": Scene("the end of that page", diagnosed(), ["d", "end"]),
     "settings": Scene("settings and whether they are in effect", run(snapshot()), "i"),
     "log": Scene("the output of the run", run(snapshot()), "l"),
+    "log-search": Scene("what to find in it", run(snapshot()), ["l", "slash"]),
+    "values": Scene(
+        "values that the code logs, and its samples", run(snapshot(scalars=SCALARS, texts=SAMPLES)), "v"
+    ),
     "help": Scene("the help page", run(snapshot()), ["question_mark"]),
     "palette": Scene("the command palette", run(snapshot()), ["ctrl+p"]),
     "question": Scene("the question on quitting", run(snapshot()), "q"),
@@ -146,10 +170,9 @@ SCREENS = {
     ),
     "tuning": Scene("tuning under way", tuning(MEASURING)),
     "tuning-done": Scene("the result of tuning", tuning(DONE)),
-    "home": Scene("runs, configurations and workloads", lambda look: ConsoleApp(None, FakeHome(), look=look)),
-    "comparison": Scene(
-        "two runs compared", lambda look: ConsoleApp(None, FakeHome(), look=look), ["end", "c", "up", "c"]
-    ),
+    "home": Scene("runs, configurations and workloads", home),
+    "start": Scene("what an entry of it would train", home, ["enter"]),
+    "comparison": Scene("two runs compared", home, ["end", "c", "up", "c"]),
     "wizard": Scene("the wizard, page by page", wizard(QuickWizard)),
     "wizard-workload": Scene("its workloads", wizard(QuickWizard), ["enter"]),
     "wizard-goal": Scene("its goals and limits", wizard(QuickWizard), ["enter"] * 2),
@@ -174,7 +197,7 @@ async def settled(pilot: Pilot[Any]) -> None:
     screen = pilot.app.screen
     while isinstance(screen, HomeScreen) and (screen.machine is None or screen.runs is None):
         await asyncio.sleep(0.02)
-    while isinstance(screen, ComparisonScreen) and screen.loaded is None:
+    while isinstance(screen, LoadedPage) and screen.loaded is None:
         await asyncio.sleep(0.02)
     for method in ("look_again",):
         getattr(screen, method, lambda: None)()

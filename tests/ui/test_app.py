@@ -123,8 +123,12 @@ async def test_home_starts_a_run_in_a_thread() -> None:
 
     async with running(None, FakeHome(), start=start) as (app, pilot):
         await shows(pilot, "charlm-003", "4080")
-        await press(pilot, "down", "s", "s")
-        assert "starting eeg" in text_of(app)
+        await press(pilot, "down", "s")
+        assert (
+            "starting eeg" in text_of(app) and "q quit" not in text_of(app) and "s start" not in text_of(app)
+        )
+        await press(pilot, "s", "enter", "ctrl+c", "q")
+        assert NEEDS["not opening"] in text_of(app)
         ready.set()
         await opens(pilot, LiveScreen)
         assert threads[0] is not threading.main_thread() and len(threads) == 1 and app.source is source

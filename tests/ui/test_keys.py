@@ -58,6 +58,7 @@ def test_every_table_of_keys_is_unambiguous_and_every_key_has_an_action() -> Non
         ("v", FakeSource(), "values"),
         ("w", FakeSource(), "wizard"),
         ("t", FakeSource(), "change"),
+        ("i", FakeSource(script=True), "own settings"),
         ("y", FakeSource(), "command"),
     ],
 )
@@ -205,7 +206,7 @@ async def test_ctrl_c_in_the_palette_does_what_it_does_without_it() -> None:
 @pytest.mark.parametrize(
     ("source", "left_out"),
     [
-        (FakeSource(script=True), ("c", "e", "r", "w")),
+        (FakeSource(script=True), ("c", "e", "i", "r", "w")),
         (FakeSource(value=ended("done", "")), ("c", "e", "k", "p", "s")),
     ],
 )

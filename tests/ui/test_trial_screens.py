@@ -338,3 +338,5 @@ async def test_what_a_narrow_table_leaves_out_is_shown_with_enter() -> None:
         for keys, shown in ((("enter",), DONE.rows[0].reason), (("end", "enter"), DONE.rows[3].reason)):
             await press(pilot, *keys)
             assert shown in " ".join(text_of(app).split())
+        await press(pilot, "w")
+        assert "written to tuning.toml" in text_of(app)

@@ -205,7 +205,9 @@ class ConsoleApp(ScreenApp):
         self._clock = clock
         self._rules = rules
         self._on_first_paint = on_first_paint
-        self._opening = self._ending = False
+        self._ending = False
+        # A run that is being opened must not be left without a screen.
+        self.opening = False
 
     def get_default_screen(self) -> Screen[None]:
         if self.source is not None:
@@ -260,9 +262,7 @@ class ConsoleApp(ScreenApp):
             self._finish(result)
 
     def quit_home(self) -> None:
-        # A run that is being opened must not be left without a screen.
-        if not self._opening:
-            self._finish("quit")
+        self._finish("quit")
 
     def open_run(self, run: RunRow) -> None:
         if self._attach_run is not None:
@@ -274,9 +274,9 @@ class ConsoleApp(ScreenApp):
 
     def _begin(self, open_: Callable[[], RunSource], name: str, word: str) -> None:
         """Start or attach in a thread, since that may take seconds."""
-        if self._opening:
+        if self.opening:
             return
-        self._opening = True
+        self.opening = True
         self._home_screen.say(f"{word} {name}…")
         self._home_screen.beside(open_, self._opened, self._not_opened)
 
@@ -285,7 +285,7 @@ class ConsoleApp(ScreenApp):
 
         row: the entry of the home screen to begin with.
         """
-        if self.new_wizard is None or self.wizard is not None or self._opening:
+        if self.new_wizard is None or self.wizard is not None or self.opening:
             return
         self.wizard = self.new_wizard(run, row)
         can_train = run is None and self._start_file is not None
@@ -309,11 +309,11 @@ class ConsoleApp(ScreenApp):
         if self._gone:
             source.close()
             return
-        self._opening = False
+        self.opening = False
         self._home_screen.say("")
         self.source = source
         self.push_screen(self._live_screen(source))
 
     def _not_opened(self, text: str) -> None:
-        self._opening = False
+        self.opening = False
         self._home_screen.say(text, "bad")

@@ -121,6 +121,8 @@ class HomeScreen(WidgetScreen):
     # Keys.
 
     def has(self, need: str) -> bool:
+        if need == "not opening":
+            return not self.console.opening
         if need == "wizard":
             return self.console.new_wizard is not None
         return isinstance(self.body.chosen, RunRow if need == "run" else StartRow)

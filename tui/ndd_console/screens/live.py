@@ -178,6 +178,8 @@ class LiveScreen(KeyScreen):
             case "checkpoints" | "evaluations":
                 action = "checkpoint" if need == "checkpoints" else "evaluate"
                 return not source.script or action in obeyed(snapshot.run)
+            case "own settings":
+                return not source.script
             case "attached":
                 return not source.owned
             case "ranks":
