@@ -154,10 +154,10 @@ class FakeHome:
             RunRow("charlm-001", "chartext", "lost", 77, 6_900, T0 - 100_000, "loss 2.310", False),
         ]
 
-    def compare(self, a: str, b: str) -> list[Block]:
+    def compare(self, a: str, b: str) -> tuple[list[Block], Path | None]:
         facts = Facts((("A", a), ("B", b), ("speed", "B/A 1.214x, 95 % CI 1.180 to 1.251: B is faster")))
         rows = (("step time", "12.4 ms", "10.2 ms", "0.82"), ("data_wait", "3.1 ms", "0.9 ms", "0.29"))
-        return [facts, Table("", ("", "A", "B", "B / A"), rows, frozenset({1, 2, 3}))]
+        return [facts, Table("", ("", "A", "B", "B / A"), rows, frozenset({1, 2, 3}))], None
 
     def report(self, name: str) -> Path:
         return Path("runs") / name / "report.html"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,12 @@ from ndd_console.screens.trial import TrialScreen
 from ndd_console.view.keys import NEEDS, TABLES
 from ndd_console.view.style import Look
 from ndd_console.widgets.lines import segments
+from ndd_console.words.blocks import Block, Text
 
 from .fake_sources import Clock, FakeHome, FakeSource, FakeTrials
 from .fake_tuning import DONE, FixedTuning
 from .fake_wizard import FakeWizard
-from .fakes import FINDING, SECOND, empty_snapshot, ended, found, trial_event
+from .fakes import FINDING, SECOND, empty_snapshot, ended, found, run_event, snapshot, trial_event
 from .pilots import make, press, running, text_of, tick, until
 
 
@@ -180,6 +183,34 @@ def test_a_place_in_code_that_exists_is_a_link(tmp_path: Path, monkeypatch: pyte
     assert links(tmp_path) == [("in ", None), linked, (" in x, other.py:3", None)]
     assert links(None) == links(tmp_path / "elsewhere") == [(row[0][0], None)]
     assert list(segments(row, Look(), tmp_path)) == [Segment(row[0][0], Look().styles["text"])]
+
+
+async def test_places_on_the_trial_screen_and_in_a_comparison_are_links(tmp_path: Path) -> None:
+    """Of a list, of an error below it, and of a page that is read in a thread; relative to the folder of the code."""
+    for name in ("clips.py", "model.py"):
+        (tmp_path / name).write_text("")
+    change = replace(FINDING.changes[0], text="cache what clips.py:41 makes")
+    event = run_event(config={"script": {"folder": str(tmp_path)}}, host=socket.gethostname())
+
+    class Home(FakeHome):
+        def compare(self, a: str, b: str) -> tuple[list[Block], Path | None]:
+            return [Text("model.py:7 changed")], tmp_path
+
+    def links_of(app: ConsoleApp) -> set[str]:
+        strips = app.screen._compositor.render_strips(app.size)
+        return {part.text for strip in strips for part in strip if part.style and part.style.link}
+
+    trials = FakeTrials(refused="model.py:7 cannot be imported")
+    finding = replace(FINDING, changes=(change,))
+    source = FakeSource(snapshot(run=event), tries=trials)
+    async with running(source, size=(160, 40), look=Look(links=True), rules=found(finding)) as (app, pilot):
+        await press(pilot, "t")
+        assert links_of(app) == {"clips.py:41", "model.py:7"}
+    async with running(None, Home(), size=(120, 40), look=Look(links=True)) as (app, pilot):
+        await until(pilot, lambda: "charlm-003" in text_of(app))
+        await press(pilot, "end", "c", "up", "c")
+        await until(pilot, lambda: "model.py" in text_of(app))
+        assert links_of(app) == {"model.py:7"}
 
 
 async def test_ctrl_z_stops_the_process_group(monkeypatch: pytest.MonkeyPatch) -> None:

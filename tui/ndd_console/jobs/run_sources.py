@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from ndd_console.words.run import metrics_text
 from ndd_engine.config import DEFAULT_WORKLOAD, WORKLOADS, read
 from ndd_engine.errors import INTERRUPTED, NddError, UsageError, error_text
 from ndd_engine.files import write_text
-from ndd_engine.record.events import Event, TrialEvent
+from ndd_engine.record.events import Event, RunEvent, TrialEvent
 from ndd_engine.record.file import RunReader, damage_text
 from ndd_engine.record.rundir import RunDir, all_runs
 from ndd_engine.record.snapshot import Snapshot
@@ -302,13 +303,16 @@ class HomeFolder:
         self.damaged = damaged
         return sorted(rows, key=lambda row: row.started_t or 0.0, reverse=True)
 
-    def compare(self, a: str, b: str) -> list[Block]:
+    def compare(self, a: str, b: str) -> tuple[list[Block], Path | None]:
+        """Both runs compared, and the folder of their code if it is the same."""
         from ndd_console.words.comparison import two_compared, unlike_text
         from ndd_engine.trial.compare import compare as compared
 
         comparison = compared(RunDir(self.root / a), RunDir(self.root / b))
         unlike = unlike_text(comparison)
-        return [*([Text(unlike, "warn")] if unlike else []), *two_compared(comparison)]
+        blocks = [*([Text(unlike, "warn")] if unlike else []), *two_compared(comparison)]
+        folder, other = (code_folder(recorded.run) for recorded in (comparison.a, comparison.b))
+        return blocks, folder if folder == other else None
 
     def report(self, name: str) -> Path:
         from ndd_console.render import html
@@ -321,6 +325,19 @@ class HomeFolder:
 
     def workloads(self) -> list[StartRow]:
         return [*folder_rows(), *built_in_rows()]
+
+
+def code_folder(run: RunEvent | None) -> Path | None:
+    """Where the code of a run is; None for a built-in workload and for a run of another machine."""
+    if run is None or run.host != socket.gethostname():
+        return None
+    script, workload = run.config.get("script"), run.config.get("workload")
+    if isinstance(script, dict):
+        folder = script.get("folder")
+    else:
+        paths = workload.get("path") if isinstance(workload, dict) else None
+        folder = paths[0] if isinstance(paths, list) and paths else None
+    return Path(folder) if isinstance(folder, str) and folder else None
 
 
 def run_row(directory: RunDir) -> tuple[RunRow, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
 from textual import events
@@ -236,6 +237,12 @@ class WidgetScreen(KeyScreen):
         self.paint()
         if self.every_s:
             self.set_interval(self.every_s, self.look_again)
+
+    def set_folder(self, folder: Path | None) -> None:
+        """What relative places in code belong to; None if that is not known, so that they are no links."""
+        for shown in (self.top, *self._parts, self.below):
+            if isinstance(shown, Lines | RowList):
+                shown.folder = folder
 
     def look_again(self) -> None:
         """Show what is new."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from textual import events
 from textual.app import ComposeResult
 
+from ndd_console.jobs.run_sources import code_folder
 from ndd_console.view.keys import LIVE_KEYS, Key
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import Keys, key_at
@@ -32,7 +33,6 @@ from .pages import (
     RunPage,
     SettingsScreen,
     WorkersScreen,
-    code_folder,
 )
 from .trial import TrialScreen, proposed_changes
 
@@ -127,7 +127,7 @@ class LiveScreen(KeyScreen):
         self.show_rows(live_rows(*self._drawn, width, height))
 
     def show_rows(self, rows: list[Row]) -> None:
-        folder = code_folder(self._snapshot) if self.look.links else None
+        folder = code_folder(self._snapshot.run) if self.look.links else None
         self.canvas.show(ascii_rows(rows) if self.look.ascii_only else rows, folder)
 
     def _state(self) -> LiveState:
@@ -225,6 +225,7 @@ class LiveScreen(KeyScreen):
         assert self._trials is not None
         offered = proposed_changes(self._diagnosis.of(self._snapshot).findings)
         screen = TrialScreen(self.look, self._trials, offered, lambda: self.source.snapshot().trials)
+        screen.set_folder(code_folder(self._snapshot.run))
         self.app.push_screen(screen)
 
     def action_diagnosis(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -15,6 +14,7 @@ from textual.geometry import Size
 from textual.widgets import RichLog
 
 from ndd_console.jobs.folder import details
+from ndd_console.jobs.run_sources import code_folder
 from ndd_console.render.rows import block_rows
 from ndd_console.view import keys as tables
 from ndd_console.view.bars import finite_values, sparkline
@@ -129,19 +129,22 @@ class HelpScreen(PageScreen):
 
 
 class LoadedPage(PageScreen):
-    """A page whose text takes a while to read. read: returns it."""
+    """A page whose text takes a while to read. read: returns it, and the folder that its relative places belong to."""
 
-    def __init__(self, look: Look, title: str, read: Callable[[], Sequence[Block]]) -> None:
+    def __init__(
+        self, look: Look, title: str, read: Callable[[], tuple[Sequence[Block], Path | None]]
+    ) -> None:
         super().__init__(look)
         self.title_text = title
         self._read = read
         self.loaded: Sequence[Block] | None = None  # None while it is read
 
     def on_mount(self) -> None:
-        self.beside(self._read, self._show, lambda text: self._show([Text(text, "bad")]))
+        self.beside(self._read, self._show, lambda text: self._show(([Text(text, "bad")], None)))
 
-    def _show(self, blocks: Sequence[Block]) -> None:
-        self.loaded = blocks
+    def _show(self, read: tuple[Sequence[Block], Path | None]) -> None:
+        self.loaded, folder = read
+        self.set_folder(folder)
         self.paint_if_current()
 
     def lines(self, width: int) -> list[Row]:
@@ -163,7 +166,7 @@ class StartScreen(LoadedPage):
     keys = tables.START_KEYS
 
     def __init__(self, look: Look, row: StartRow, start: Callable[[StartRow], None]) -> None:
-        super().__init__(look, row.name, lambda: [Text("\n".join(details(row)))])
+        super().__init__(look, row.name, lambda: ([Text("\n".join(details(row)))], None))
         self._row, self._train = row, start
 
     def has(self, need: str) -> bool:
@@ -198,22 +201,8 @@ class RunPage(PageScreen):
             self.paint_if_current()
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
-        self.body.folder = code_folder(self._latest)
+        self.set_folder(code_folder(self._latest.run))
         return super().sections(width, height)
-
-
-def code_folder(snapshot: Snapshot) -> Path | None:
-    """Where the code of a run is; None for a built-in workload and for a run of another machine."""
-    run = snapshot.run
-    if run is None or run.host != socket.gethostname():
-        return None
-    script, workload = run.config.get("script"), run.config.get("workload")
-    if isinstance(script, dict):
-        folder = script.get("folder")
-    else:
-        paths = workload.get("path") if isinstance(workload, dict) else None
-        folder = paths[0] if isinstance(paths, list) and paths else None
-    return Path(folder) if isinstance(folder, str) and folder else None
 
 
 class SettingsScreen(RunPage):

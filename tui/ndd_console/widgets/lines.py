@@ -143,10 +143,11 @@ class Prompt:
 
     rows: tuple[Row, ...]
     look: Look = field(compare=False)
+    folder: Path | None = None
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for row in self.rows:
-            yield from segments(fit(row, options.max_width), self.look)
+            yield from segments(fit(row, options.max_width), self.look, self.folder)
             yield Segment.line()
 
 
@@ -164,6 +165,8 @@ class RowList(OptionList):
         self._look = look
         self._after = after
         self._one_click = one_click
+        # What relative places in code belong to.
+        self.folder: Path | None = None
         self._entries: Sequence[Entry] = ()
 
     @property
@@ -177,14 +180,17 @@ class RowList(OptionList):
         shape = [item.value is None for item in entries]
         if shape != [item.value is None for item in before]:
             place = self.highlighted or 0
-            options = [Option(Prompt(item.rows, self._look), disabled=item.value is None) for item in entries]
+            options = [Option(self._prompt(item), disabled=item.value is None) for item in entries]
             self.clear_options()
             self.add_options(options)
             self.choose(place)
             return
         for index, (old, new) in enumerate(zip(before, entries, strict=True)):
             if old.rows != new.rows:
-                self.replace_option_prompt_at_index(index, Prompt(new.rows, self._look))
+                self.replace_option_prompt_at_index(index, self._prompt(new))
+
+    def _prompt(self, entry: Entry) -> Prompt:
+        return Prompt(entry.rows, self._look, self.folder)
 
     def on_click(self, event: events.Click) -> None:
         event.prevent_default()
