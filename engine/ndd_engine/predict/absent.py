@@ -138,6 +138,8 @@ class ShapeTracer:
             if check and third not in family.at:
                 recorded = self._traced(third, CHECKED).trace
                 family = replace(family, nonlinear=departs(self._family(CHECKED), recorded, third))
+        # The operators are not needed any more.
+        family = replace(family, first=replace(family.first, labels=()))
         return Memory(family, "gpu", CONTEXT_BYTES, source, caveat=caveat(self.config))
 
     def _family(self, length: int) -> Family:
