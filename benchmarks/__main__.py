@@ -18,8 +18,8 @@ NAMES = {
     **{
         name: f"benchmarks.{name}"
         for name in (
-            "loop", "screen", "keys", "start", "clock", "rivals", "best", "quality", "memory", "wizard", "switching",
-            "observe", "trend", "recordings",
+            "loop", "screen", "keys", "start", "clock", "rivals", "best", "quality", "memory", "budgets", "wizard",
+            "switching", "observe", "trend", "recordings", "worker_cost",
         )
     },
     "steps": "benchmarks.wizard:steps",
@@ -31,6 +31,7 @@ NAMES = {
     "leaks": "qa.faults.script_faults:leaks",
     "others": "qa.faults.others",
     "script_faults": "qa.faults.script_faults",
+    "workers": "qa.faults.worker_pipelines",
     "script_null": "qa.faults.script_faults:without_effect",
 }  # fmt: skip
 
@@ -73,7 +74,8 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument(
         "--only", action="append", default=[], metavar="CASE",
-        help="limit ranks_faults, script_faults, others or switching to this case, part or key; may be repeated",
+        help="limit budgets, ranks_faults, script_faults, others, workers or switching to this case, part or key; "
+        "may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--python", default="", metavar="PYTHON",

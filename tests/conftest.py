@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from ndd_watch import probes
+from tests.runs import finished_run as finished_run
+from tests.runs import script_run as script_run
 from tests.tiers import pytest_collection_modifyitems as pytest_collection_modifyitems
 from tests.tiers import pytest_runtest_setup as pytest_runtest_setup
 from tests.tiers import pytest_runtest_teardown as pytest_runtest_teardown

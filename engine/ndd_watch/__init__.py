@@ -21,7 +21,11 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     profiler    profiles one step, evaluations and checkpoints; the engine's own runs use it, too
     called      what the user's lines call in libraries, in such a profile
     collecting  looks at what an evaluation keeps whose memory grows
+    workers     observes a loader's worker from inside its process
+    worker_profile  which functions take a worker's time
+    sheet       the small memory of a worker that others can read
     captures    captures a few steps with torch's profiler
+    lines       which line of the user's code runs at any moment of a captured step
     frameworks  what Hugging Face's Trainer and Lightning know of a run
     changes     the table of changes: every setting that can be tried
     switches    how they are made without an edit; a cache of items is one of them

@@ -1,10 +1,13 @@
-"""Captures a few whole steps with torch's profiler, on request: which kernels and operators run, and when none does.
+"""Captures a few whole steps with torch's profiler: which kernels and operators run, for which module and line.
+
+Three steps are measured, on request, and without a GPU three times an hour by itself; of long steps only one then.
 
 The process only writes the trace: a file in the folder of the run, with what is needed to read it as its metadata. The
 console reads it, as it does the captures of its own runs.
 
-One step is recorded first and left out: the profiler is still starting, and on a GPU the queue is empty. One more after
-the last is no part of the statistics either: writing the trace delays it. A profiler of the script has precedence.
+On request, one step is recorded first and left out: the profiler is still starting, and on a GPU the queue is empty.
+One more after the last is no part of the statistics either: writing the trace delays it. A profiler of the script has
+precedence.
 """
 
 from __future__ import annotations
@@ -17,15 +20,35 @@ from typing import Any, Callable
 
 from . import CAPTURES
 from .apart import Dropped, dumps, gc, os, ours, time
-from .clock import CHECKPOINT, CURRENT, EVALUATE, LAST, NAMES, OTHER, S, gpu, now, rest
-from .looks import Looks, attribute, key_of, modules_within, own, own_frame
-from .mapped import ANCHOR, NOTED
+from .clock import (
+    BASE,
+    CHECKPOINT,
+    CURRENT,
+    EVALUATE,
+    LAST,
+    NAMES,
+    OPTIMIZER,
+    OTHER,
+    S,
+    gpu,
+    now,
+    rest,
+)
+from .lines import HeardLines
+from .looks import Looks, attribute, groups_of, key_of, modules_within, own, own_frame
+from .mapped import ANCHOR, CALL_AGAIN, CALL_BEGINS, CALL_ENDS, NOTED
 from .modules import Modules
 from .probes import Probes, profiled
 from .steps import Steps
 
 # Steps of a capture, and nanoseconds after which it ends.
 STEPS, LONG_NS = 3, 10**10
+# Captures by themselves: from one to the next (0: none), the first one, and the usual length of a step up to which
+# there are any, and up to which they are of several steps. What the profiler records of longer ones fills the memory.
+EVERY_NS = int(float(os.environ.get("NDD_WATCH_CAPTURE_S", "1200")) * 1e9)
+FIRST_NS, MOST_STEP_NS, FEW_NS = 5 * 10**9, 2 * 10**9, 10**8
+# Values of a call that are compared with those of another one.
+MOST_GIVEN = 16
 # A step ends the capture where it takes so many times as long as the one before, and so much more: it is no usual one,
 # and what the profiler records of it fills the memory. After LATE times that, its trace is not worth writing.
 LONGER, MORE_NS, LATE = 4, 2 * 10**9, 3
@@ -53,11 +76,30 @@ class Capture:
     """What torch's profiler records on this thread, and what is noted beside it: phases, and calls of modules.
 
     device: on which the training computes; None if it is unknown. lasting: CUDA graphs may be replayed. A capture of
-    the console's own training uses it as well.
+    the console's own training uses it as well. ours: handlers of signals are this program's. optimizers: all that are
+    known; None if gradients that they do not use are not looked for.
     """
 
-    def __init__(self, torch: Any, device: Any, lasting: bool = True) -> None:
-        self._torch, self._device = torch, device
+    def __init__(
+        self,
+        torch: Any,
+        device: Any,
+        looks: Looks,
+        lasting: bool = True,
+        ours: bool = False,
+        optimizers: Callable[[], list[Any]] | None = None,
+    ) -> None:
+        self._torch, self._device, self._looks, self._optimizers = torch, device, looks, optimizers
+        self._ours, self._trail = ours, HeardLines()
+        # The backward pass that runs on this thread, -1 without one.
+        self._backward: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lambda: -1)
+        self._ends: list[int] = []  # of the measured steps
+        # Modules and what they were given in this step, and the tensors of that; the depth of a call that is one of
+        # these again, 0 for none.
+        self._given: dict[tuple[Any, ...], list[weakref.ref[Any]]] = {}
+        self._again = 0
+        # By key, parameters with gradients that no optimizer has: key of the module, and the version of its value.
+        self._unused: dict[int, tuple[int, int]] | None = None
         self.on_gpu = device is not None and device.type == "cuda" and torch.cuda.is_available()
         self._lasting = _LASTING if self.on_gpu and lasting else {}
         self.thread = get_ident()
@@ -66,9 +108,9 @@ class Capture:
         self._anchors: list[int] = []
         # (time, phase that begins).
         self.marks: list[tuple[int, int]] = []
-        # (time, key of the module that is innermost from then on or 0, number of the line that calls it or -1, whether
-        # it begins then).
-        self._calls: list[tuple[int, int, int, bool]] = []
+        # (time, key of the module that is innermost from then on or 0, number of the line that calls it or -1,
+        # CALL_ENDS, CALL_BEGINS or CALL_AGAIN).
+        self._calls: list[tuple[int, int, int, int]] = []
         self._within: list[tuple[int, int, int]] = []
         self._lines: dict[tuple[str, int, str], int] = {}
         self._roots: dict[int, weakref.ref[Any]] = {}
@@ -76,7 +118,9 @@ class Capture:
     def start(self) -> None:
         """Begin to record. Raises what torch raises."""
         profiler: Any = sys.modules[_PROFILER]
-        made = profiler.profile(use_kineto=True, use_device="cuda" if self.on_gpu else None)
+        made = profiler.profile(
+            use_kineto=True, use_device="cuda" if self.on_gpu else None, record_shapes=True
+        )
         variables = {_QUIET: "99", **self._lasting}
         absent = [name for name in variables if name not in os.environ]
         try:
@@ -89,10 +133,12 @@ class Capture:
             if _QUIET in absent:
                 os.unsetenv(_QUIET)
         self._anchor()
+        self._trail.begin(self._ours)
 
     def stop(self) -> Any:
         """End; what the profiler has recorded, or None if it has not begun."""
         made, self._made = self._made, None
+        self._trail.end()
         if made is None:
             return None
         try:
@@ -112,12 +158,28 @@ class Capture:
         if len(self.marks) < MOST_MARKS:
             self.marks.append((t, phase))
 
+    def silence(self) -> None:
+        """It cannot be ended on another thread, but hears nothing more."""
+        self._trail.silence()
+
+    def next_step(self, ended: int = 0) -> None:
+        """A step begins. ended: when a measured one has ended, on our clock."""
+        self._given.clear()
+        if ended:
+            self._ends.append(ended)
+
+    def updates(self, measured: bool) -> None:
+        """Right before an optimizer changes parameters. measured: in a measured step."""
+        self._given.clear()
+        if self._unused is None and measured and self._optimizers is not None:
+            self._unused = self._not_updated(True)
+
     def root(self, module: Any) -> None:
         """The names of modules begin at this one."""
         self._roots.setdefault(key_of(module), weakref.ref(module))
 
-    def enters(self, module: Any, depth: int, frame: Any) -> None:
-        """A module is called, so many calls deep, from this frame or one around it."""
+    def enters(self, module: Any, depth: int, frame: Any, given: Any = None) -> None:
+        """A module is called, so many calls deep, from this frame or one around it. given: its arguments, if known."""
         if len(self._calls) >= MOST_MARKS or self.thread != get_ident():
             return
         key, line = key_of(module), -1
@@ -130,7 +192,8 @@ class Capture:
             place = code.co_filename, frame.f_lineno, getattr(code, "co_qualname", code.co_name)
             line = self._lines.setdefault(place, len(self._lines))
         self._within.append((depth, key, line))
-        self._calls.append((now(), key, line, True))
+        again = given is not None and self._is_again(key, depth, given)
+        self._calls.append((now(), key, line, CALL_AGAIN if again else CALL_BEGINS))
 
     def leaves(self, depth: int) -> None:
         """A call ends that was so deep."""
@@ -140,19 +203,94 @@ class Capture:
         while within and within[-1][0] >= depth:
             within.pop()
         if len(self._calls) < MOST_MARKS:
-            self._calls.append((now(), *(within[-1][1:] if within else (0, -1)), False))
+            self._calls.append((now(), *(within[-1][1:] if within else (0, -1)), CALL_ENDS))
+        if depth <= self._again:
+            self._again = 0
+
+    def _is_again(self, key: int, depth: int, given: Any) -> bool:
+        """Whether a module is called with the same input as before in this step, and within no such call."""
+        if depth <= self._again:
+            self._again = 0  # that one ended with an exception
+        if self._again or self._backward() != -1 or not self._looks.allowed():
+            return False
+        values: list[Any] = [key, self._torch.is_grad_enabled()]
+        tensors: list[Any] = []
+        with self._looks.silent():
+            if not self._compare(given, values, tensors) or not tensors:
+                return False
+        known = self._given.get(tuple(values))
+        if known is not None and all(one() is tensor for one, tensor in zip(known, tensors)):
+            self._again = depth
+            return True
+        self._given[tuple(values)] = [weakref.ref(tensor) for tensor in tensors]
+        return False
+
+    def _compare(self, given: Any, values: list[Any], tensors: list[Any]) -> bool:
+        """Add what can be compared of the arguments of a call; False if there is anything else."""
+        kind = type(given)
+        if len(values) > MOST_GIVEN:
+            return False
+        if self._looks.is_tensor(given):
+            if given.is_inference():
+                return False
+            tensors.append(given)
+            values += (key_of(given), given._version)
+            return True
+        if kind is tuple or kind is list:
+            return all(self._compare(one, values, tensors) for one in given)
+        if kind is dict:
+            values += [name for name in given if type(name) is str]
+            return all(
+                type(name) is str and self._compare(one, values, tensors) for name, one in given.items()
+            )
+        values.append(given)
+        return given is None or kind is bool or kind is int or kind is float or kind is str
+
+    def _not_updated(self, have_gradients: bool) -> dict[int, tuple[int, int]]:
+        """By key, parameters of the models that no optimizer has: key of their module, and version of their value.
+
+        have_gradients: only those that have one at present.
+        """
+        updated = {
+            key_of(one)
+            for optimizer in (self._optimizers() if self._optimizers is not None else ())
+            for group in groups_of(optimizer)
+            for one in group["params"]
+        }
+        found: dict[int, tuple[int, int]] = {}
+        if not updated or not self._looks.allowed():
+            return found
+        with self._looks.silent():
+            for root in self._models():
+                for _, module in modules_within(root):
+                    for one in self._parameters(module):
+                        known = key_of(one) in updated or not one.requires_grad
+                        if not known and (one.grad is not None or not have_gradients):
+                            found[key_of(one)] = key_of(module), one._version
+        return found
+
+    def _models(self) -> list[Any]:
+        """What was called outermost and still exists."""
+        return [module for one in self._roots.values() if (module := one()) is not None]
+
+    def _parameters(self, module: Any) -> list[Any]:
+        """The plain parameters of a module itself."""
+        found = attribute(module, "_parameters")
+        return [one for one in found.values() if self._looks.is_tensor(one)] if type(found) is dict else []
 
     def noted(self, names: Sequence[str], begin: int, end: int) -> dict[str, Any]:
         """Before it stops: what is needed to read the trace. names: of phases. Times are nanoseconds on our clock."""
         self._anchor()
+        self._trail.end()
         modules, compiled = self._module_names()
         order = {key: number for number, key in enumerate(modules)}
+        trail = self._trail.take(self._lines)
         return {
-            "begin": begin, "end": end, "anchors": self._anchors,
+            "begin": begin, "end": end, "ends": self._ends, "anchors": self._anchors,
             "device": (self._device.index or 0) if self.on_gpu else None,
             "marks": [[t, names[phase]] for t, phase in self.marks],
-            "modules": list(modules.values()), "compiled": compiled,
-            "lines": list(self._lines),
+            "modules": list(modules.values()), "compiled": compiled, "unused": self._still_unused(order),
+            "lines": list(self._lines), "trail": trail,
             "calls": [[t, order.get(key, -1), line, begins] for t, key, line, begins in self._calls],
         }  # fmt: skip
 
@@ -165,14 +303,22 @@ class Capture:
             with anchor:
                 pass
 
-    def _module_names(self) -> tuple[dict[int, tuple[str, str]], bool]:
-        """(key -> (name, class) of what was called outermost and its modules; whether any of them is compiled).
+    def _still_unused(self, order: dict[int, int]) -> list[int]:
+        """Numbers of the modules whose gradients no optimizer uses, and whose values nothing else has changed."""
+        before = self._unused or {}
+        after = self._not_updated(False) if before else {}
+        found = {known[0] for one, known in before.items() if after.get(one) == known}
+        return sorted(order[key] for key in found if key in order)
+
+    def _module_names(self) -> tuple[dict[int, tuple[str, str, int]], bool]:
+        """(key -> (name, class, bytes of its own parameters) of what was called outermost and its modules; whether any
+        of them is compiled).
 
         Where several models were called, their classes are the beginning of the names.
         """
-        found: dict[int, tuple[str, str]] = {}
+        found: dict[int, tuple[str, str, int]] = {}
         compiled = False
-        roots = [module for one in self._roots.values() if (module := one()) is not None]
+        roots = self._models()
         # Checkpointed activations call modules of a model outside of its own call.
         within = {key_of(module) for root in roots for name, module in modules_within(root) if name}
         roots = [root for root in roots if key_of(root) not in within]
@@ -181,20 +327,27 @@ class Capture:
             above = type(root).__name__ if several else ""
             for name, module in modules_within(root):
                 whole = ".".join(part for part in (above, name) if part)
-                found.setdefault(key_of(module), (whole, type(module).__name__))
+                size = sum(self._looks.bytes_of(one) or 0 for one in self._parameters(module))
+                found.setdefault(key_of(module), (whole, type(module).__name__, size))
                 compiled |= attribute(module, "_compiled_call_impl") is not None
         return found, compiled
 
 
 class Captures:
-    """wanted: a capture is to begin as soon as possible. mark: records an occurrence."""
+    """wanted: a capture is to begin as soon as possible. due_ns: when the next one begins by itself, on our clock.
+
+    mark: records an occurrence.
+    """
 
     def __init__(
         self, torch: Any, steps: Steps, modules: Modules, looks: Looks, mark: Callable[..., None]
     ) -> None:
         self._torch, self._steps, self._modules, self._looks, self._mark = torch, steps, modules, looks, mark
         self.wanted = False
+        self.due_ns = 0 if EVERY_NS else 1 << 62
         self._number = 0
+        # Whether nobody has asked for the present one, and its steps.
+        self._by_itself, self._wanted_steps = False, STEPS
         # Why there is none, for good: "" if there may be captures.
         self._never = "" if os.environ.get(CAPTURES) else "there is no folder for them"
         # The one that runs; None without one.
@@ -234,16 +387,35 @@ class Captures:
         if not all(heard):
             self._never = "the source of this torch is not there"
 
-    def begin(self, t: int) -> bool:
+    def is_due(self, t: int) -> bool:
+        """Whether one is to begin by itself at t on our clock."""
+        if t < self.due_ns or self.wanted:
+            return False
+        if not self.due_ns:
+            self.due_ns = t + min(FIRST_NS, EVERY_NS)
+            return False
+        self.due_ns = t + EVERY_NS
+        device = self._steps.device
+        alone = not self._steps.ranks and self._steps.gate is None
+        on_host = device is None or device.type == "cpu"
+        short = sum(self._steps.last_row) <= MOST_STEP_NS
+        return alone and on_host and short and not self._hindrance()
+
+    def begin(self, t: int, by_itself: bool = False) -> bool:
         """Begin between two steps, at t on our clock; whether the next step is captured."""
-        self.wanted = False
+        usual = sum(self._steps.last_row)
+        self._by_itself, self._wanted_steps = by_itself, 1 if by_itself and usual > FEW_NS else STEPS
+        if not by_itself:
+            self.wanted = False
         try:
             if why := self._hindrance():
                 self._tell(why)
                 return False
             self._forget()
-            self._step_began, self._longest = t, MORE_NS + LONGER * sum(self._steps.last_row)
+            self._step_began, self._longest = t, MORE_NS + LONGER * usual
             self._start()
+            if self._by_itself:
+                self._first = now()
         except Exception as error:  # noqa: BLE001  it costs the capture
             self._failed(error)
             return False
@@ -263,12 +435,14 @@ class Captures:
             if self._first:
                 self._measured += 1
                 self._last = t
+                self._running.next_step(t)
             else:
                 self._first = t
+                self._running.next_step()
             self._step_began, self._step_at, self._evaluated = t, len(self._running.marks), 0
             if profiled():
                 self.make_way()
-            elif self._measured >= STEPS or (self._measured and t - self._first >= LONG_NS):
+            elif self._measured >= self._wanted_steps or (self._measured and t - self._first >= LONG_NS):
                 self.finish()
                 self._resting = True
         except Exception as error:  # noqa: BLE001
@@ -339,6 +513,7 @@ class Captures:
         if running is not None:
             # That thread waits, perhaps for this one. Ours cannot be ended any more once theirs has begun.
             self._running, self._left = None, running.thread
+            running.silence()
             gpu.listen(None)
             self._modules.watch = None
             self._tell(THEIRS)
@@ -366,6 +541,7 @@ class Captures:
         self._modules.watch = None
         self._forget()
         if running is not None:
+            running.silence()
             self._torch._C._autograd._clear_callbacks()
 
     # What hears the steps.
@@ -381,6 +557,8 @@ class Captures:
         self._running.mark(t, phase)
         if phase == EVALUATE:
             self._evaluated += 1
+        if phase == OPTIMIZER:
+            self._running.updates(bool(self._first))
         # Neither is part of a capture, and both may take long.
         aside = phase == CHECKPOINT or (
             phase == EVALUATE and (self._steps.own_evaluation or self._evaluated > FEW_CALLS)
@@ -402,12 +580,12 @@ class Captures:
         if self._running is not None and self._running.marks:
             self._running.marks[-1] = self._running.marks[-1][0], phase
 
-    def enters(self, module: Any, depth: int, _given: Any) -> None:
+    def enters(self, module: Any, depth: int, given: Any) -> None:
         """A module is called, so many calls deep."""
         if self._leave:
             self.overdue()
         if self._running is not None:
-            self._running.enters(module, depth, sys._getframe(1))
+            self._running.enters(module, depth, sys._getframe(1), None if S[BASE] == EVALUATE else given)
 
     def leaves(self, depth: int) -> None:
         """A call ends that was so deep."""
@@ -429,7 +607,7 @@ class Captures:
         return _no_room(os.environ.get(CAPTURES, ""))
 
     def _start(self) -> None:
-        made = Capture(self._torch, self._steps.device)
+        made = Capture(self._torch, self._steps.device, self._looks, optimizers=self._steps.known_optimizers)
         self._starting, self._leave = True, ""
         try:
             made.start()
@@ -468,7 +646,8 @@ class Captures:
         self._tell(self._never)
 
     def _tell(self, reason: str) -> None:
-        self._mark("warning", f"no profiler capture: {reason}")
+        if not self._by_itself:
+            self._mark("warning", f"no profiler capture: {reason}")
 
 
 def _no_room(folder: str) -> str:

@@ -6,7 +6,7 @@ import sys
 from threading import get_ident
 from typing import Any, Callable
 
-from . import FOLDER, clock, trying
+from . import FOLDER, clock, trying, workers
 from .apart import (
     Dropped,
     WithoutCompiler,
@@ -19,20 +19,7 @@ from .apart import (
     without_our_frames,
 )
 from .captures import Captures
-from .clock import (
-    BASE,
-    DATA_WAIT,
-    DONE,
-    EVALUATE,
-    PHASES,
-    TIMED,
-    TRAINER,
-    WAITING,
-    Copies,
-    DeviceValues,
-    S,
-    memory,
-)
+from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, Copies, DeviceValues, S, memory
 from .collecting import Collecting
 from .emit import FOLDER_AT_START, Emitter, Requests, reason_of
 from .finite import Origin
@@ -153,6 +140,9 @@ class Observer:
         self.hooks.install(self._torch)
         self.allocations.begin(self.hooks.probes)
         self.captures.install(self.hooks.probes)
+        from torch.utils.data._utils.worker import _worker_loop
+
+        workers.watched(self.hooks.probes, _worker_loop, _folder)
         skip_ours()
 
     def lost(self, error: BaseException) -> None:
@@ -310,7 +300,7 @@ class Observer:
     def note(self, kind: str, /, **body: Any) -> None:
         """Record what a framework says at the current step, or hear that an evaluation of it is over."""
         if kind == "evaluated":
-            if S[TRAINER] == get_ident() and S[BASE] == EVALUATE:
+            if S[TRAINER] == get_ident() and S[clock.BASE] == clock.EVALUATE:
                 self.modules.evaluation(False)
             return
         self.emitter.say(kind, S[DONE] if self._done is None else self._done, **body)
@@ -449,12 +439,16 @@ class Observer:
 
     def _study_step(self, t: int) -> None:
         steps, learning, captures, before = self.steps, self.learning, self.captures, self._study
-        if self._study == "capture" or (captures.wanted and not self._study):
-            goes_on = captures.step(t) if self._study else captures.begin(t)
+        due = not self._study and captures.is_due(t)
+        if self._study == "capture" or ((captures.wanted or due) and not self._study):
+            goes_on = captures.step(t) if self._study else captures.begin(t, due)
             self._study = "capture" if goes_on else ""
             steps.studying = goes_on
             if not goes_on:
-                steps.next_study = self._profile_due
+                steps.next_study = self._next_study()
+            return
+        if t < self._profile_due and not (self._study or self.origin.wanted or steps.next_study == 0):
+            steps.next_study = self._next_study()  # a capture was due, and is not possible
             return
         if self._study == "origin" or (self.origin.wanted and not self._study):
             goes_on = self.origin.step(t) if self._study else self.origin.begin(t, sum(steps.last_row))
@@ -463,7 +457,7 @@ class Observer:
             self._study = "origin" if goes_on else ""
             steps.studying = goes_on
             if not goes_on:
-                steps.next_study = self._profile_due
+                steps.next_study = self._next_study()
             return
         reads = steps.last_row[DATA_WAIT] > 0
         # The first step may have another optimizer to come, and a batch may be made in the step before its own.
@@ -517,8 +511,13 @@ class Observer:
             self._told_functions |= learned
             profiled = learned or before in ("profile", "retained")
             self._profile_due = (t + wait if PROFILE_NS else 1 << 62) if profiled else 0
-            wanted = captures.wanted or self.origin.wanted
-            steps.next_study = 0 if wanted else self._profile_due
+            steps.next_study = self._next_study()
+
+    def _next_study(self) -> int:
+        """When to look closely at a step next, on our clock; 0 for at once."""
+        if self.captures.wanted or self.origin.wanted:
+            return 0
+        return min(self._profile_due, self.captures.due_ns or 1 << 62)
 
     def _profile(self) -> None:
         if not self.profiler.begin(sum(self.steps.last_row)):
@@ -618,9 +617,13 @@ def install(frameworks: bool = True) -> Observer:
     return made
 
 
+def _folder() -> str:
+    return str(os.environ.get(FOLDER) or FOLDER_AT_START)
+
+
 def _tell_failure(reason: str) -> None:
     """Leave a word for the reader: nothing of ours appears in the output of the script."""
     with Dropped(OSError):
-        path = os.path.join(os.environ.get(FOLDER) or FOLDER_AT_START, f"pid-{os.getpid()}.unobserved")
+        path = os.path.join(_folder(), f"pid-{os.getpid()}.unobserved")
         with open_file(path, "w", encoding="utf-8") as file:
             file.write(reason)

@@ -21,8 +21,8 @@ from types import FunctionType
 from typing import Any, Callable
 
 from .clock import BASE, DONE, EVALUATE, TRAINER, S
-from .looks import Looks, key_of, own_frame
-from .mapped import MICRO, STARTS
+from .looks import Looks, attribute, key_of, own_frame, whole
+from .mapped import MICRO, SEED, STARTS
 
 # Functions with this argument first take a closure that computes the loss.
 _CLOSURE = "closure"
@@ -333,6 +333,8 @@ class Passes:
 
     def reads(self, iterator: Any, new: bool) -> None:
         """The training is about to read an iterator. new: another one than before."""
+        if new:
+            S[SEED] = whole(attribute(iterator, "_base_seed")) or 0
         if new and key_of(iterator._dataset) not in self._seen:
             self._seen.add(key_of(iterator._dataset))
             self._batches, self._left = [], 1

@@ -170,13 +170,14 @@ COLUMNS = 24
 # published where they are more than usual. LEFT: batches since then that went through the model with gradients, and
 # without a backward pass; only where phases are timed. PAUSED: 1 during a pause. AT and what follows is written by the
 # console: the step after which the process obeys, and the id of the process that holds a pause or 0. Then come counts
-# of requests: captures, checkpoints, evaluations, and looks at what the process keeps.
+# of requests: captures, checkpoints, evaluations, and looks at what the process keeps. SEED: that of the iterator of
+# a loader that the training reads, by which its workers are known; 0 before.
 (
     MAGIC, PID, NATIVE, LAST, CURRENT, TIMED, BASE, TRAINER, DONE, CORRECTION, ELSEWHERE, MICRO, SKIPPED, BEGUN, ROWS,
     LINES, DROPPED, PAUSED, INPUT, PENDING, FIRST_NS, STARTS,
     PASSES, OPEN, LEFT,
-    AT, HOLDER, CAPTURES, CHECKPOINTS, EVALUATIONS, KEPT,
-) = range(31)  # fmt: skip
+    AT, HOLDER, CAPTURES, CHECKPOINTS, EVALUATIONS, KEPT, SEED,
+) = range(32)  # fmt: skip
 REQUEST = KEPT + 1 - AT
 # The current step by phase, and the time of the window outside steps, in nanoseconds.
 ROW, REST = 32, 32 + COLUMNS
@@ -189,6 +190,11 @@ LENGTHS_AT, MOST_LENGTHS = ROWS_AT + MOST_ROWS * ROW_WIDTH, 8192
 # The ring of lines, in bytes: JSON, each with its end of line.
 LINES_AT, MOST_LINE_BYTES = 8 * (LENGTHS_AT + MOST_LENGTHS), 1 << 18
 SIZE = -(-(LINES_AT + MOST_LINE_BYTES) // 4096) * 4096
+
+# What the notes of a capture tell of a call of a module: it ends, it begins, or it begins with the same input as one
+# before it in the step. And of the user's code: a line begins, a function begins or ends, or nothing more is known.
+CALL_ENDS, CALL_BEGINS, CALL_AGAIN = range(3)
+LINE_BEGINS, FUNCTION_BEGINS, FUNCTION_ENDS, LINES_LOST = range(4)
 
 _FIXED = 0x10
 _WRITE = 0x200  # PyBUF_WRITE

@@ -72,7 +72,7 @@ class Listening:
 
     def begin(self) -> bool:
         """Begin on this thread; returns whether that is possible."""
-        if _active or profiled() or _depth() + SPARE_DEPTH > sys.getrecursionlimit():
+        if _active or profiled() or depth() + SPARE_DEPTH > sys.getrecursionlimit():
             return False
         self._depth = 0
         self._thread = get_ident()
@@ -136,7 +136,7 @@ class Listening:
         return True
 
 
-def _depth() -> int:
+def depth() -> int:
     """Frames of Python on this thread."""
     frame: Any = sys._getframe()
     count = 0

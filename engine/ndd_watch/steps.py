@@ -227,6 +227,11 @@ class Steps:
         self._optimizers = {key_of(one): weakref.ref(one) for one in found}
         return found
 
+    def known_optimizers(self) -> list[Any]:
+        """Those, and the ones that were made and have not stepped yet."""
+        made = [one for one in (known() for known in self._made) if one is not None]
+        return list({key_of(one): one for one in [*made, *self.optimizers()]}.values())
+
     def missed(self, error: BaseException) -> None:
         """An exception in a hook that looks: it costs a figure if it is ours, and continues if it is the script's."""
         if self._is_defect(error):
@@ -299,6 +304,7 @@ class Steps:
         before there was any optimizer: the parameters were changed in another way.
         """
         S[CORRECTION] += earlier
+        S[MICRO] += earlier  # each had a backward pass, whose items count
         if not self.compiled:
             self._assumed += earlier + ended
             self._alone += (earlier + ended) * (not self.has_optimizer())
@@ -310,7 +316,9 @@ class Steps:
         if self._zeroing:
             self._zeroing, self._in_a_row = False, 0
         if self._assumed:
-            S[CORRECTION] -= self._assumed - (self._alone if self._alone > SILENT_BACKWARDS else 0)
+            taken_back = self._assumed - (self._alone if self._alone > SILENT_BACKWARDS else 0)
+            S[CORRECTION] -= taken_back
+            S[MICRO] = max(S[MICRO] - taken_back, 0)
             self._assumed = self._alone = 0
         if key not in self.ends.counts and not any(self._exists(one) for one in self.ends.counts):
             S[CORRECTION] += self.ends.renew(key)

@@ -6,12 +6,13 @@ The twin of a fault is level 0 of the same script: it does what looks like the f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from ndd_engine.diagnose import ENDINGS
 
 # Of training, until what holds growing memory is known.
 GROWS_S = 25.0
-HANGS, SLOWING, FRAMEWORKS = "hangs.py", "slowing.py", "frameworks.py"
+HANGS, SLOWING, FRAMEWORKS, WORK = "hangs.py", "slowing.py", "frameworks.py", "planted_work.py"
 # Causes that accuse an innocent script in any place, since they cost no time.
 HAZARDS = frozenset({
     *ENDINGS, "leak", "worker-memory", "evaluation-memory", "checkpoint-memory", "near-limit", "repeated-items",
@@ -21,6 +22,8 @@ INNOCENTS = (
     "dense", "convolutions", "transformer", "recurrent", "accumulates", "worker", "generator", "evaluates", "scales",
     "stream", "one-batch", "logs", "tokens",
 )  # fmt: skip
+# Innocent models.
+WORK_INNOCENTS = ("layers", "chunks", "regularized", "unrolled", "words", "shared")
 # Innocent kinds of the script that becomes slower.
 NOT_SLOWING = ("larger-batches", "evaluates")
 
@@ -31,7 +34,7 @@ class Fault:
 
     ranks: of the script, under torchrun if there are several. script: in which it is planted; hangs.py may fail.
     package: that the script needs. busy: whether it is planted beside the script, as so many other processes. seconds:
-    of training.
+    of training. quota: whether level 4 runs in a control group with a quarter of a core, and the twin with 64 cores.
     """
 
     name: str
@@ -43,6 +46,15 @@ class Fault:
     package: str = ""
     busy: bool = False
     seconds: float = 14.0
+    quota: bool = False
+
+
+def _at(fault: str) -> str:
+    """The line of a fault of planted_work.py, as findings have it: "planted_work.py:49"."""
+    lines = (Path(__file__).parents[1] / "scripts" / WORK).read_text(encoding="utf-8").splitlines()
+    return next(
+        f"{WORK}:{number}" for number, line in enumerate(lines, 1) if line.endswith(f"# fault {fault}")
+    )
 
 
 FAULTS = (
@@ -64,6 +76,7 @@ FAULTS = (
     Fault("evaluation-keeps", ("evaluation-memory", "evaluation"), (10, 40)),
     Fault("checkpoint-copies", ("checkpoint-memory", "checkpoint"), (20, 60)),
     Fault("recompile", ("recompile",), (7, 1000), "weighed"),
+    Fault("compile-cost", ("compile-cost",), (16, 48), seconds=6.0),
     Fault("dense-embedding", ("dense-embedding",), (2, 10), "WithIds.table"),
     Fault("denormals", ("denormals",), (2, 10)),
     Fault("retain-graph", ("retain-graph",), (1, 4), "planted.py"),
@@ -74,6 +87,7 @@ FAULTS = (
     Fault("evaluate-joins", ("evaluation",), (4, 16), "in evaluate"),
     Fault("logging", ("logging",), (2, 10), "Board.add_scalar"),
     Fault("threads", ("oversubscribed",), (4, 16)),
+    Fault("quota", ("quota",), (4, 10), quota=True),
     Fault("neighbours", ("neighbour-cores",), (1, 3), busy=True),
     Fault("garbage", ("gc",), (2, 10)),
     Fault("anomaly", ("anomaly",), (6, 24)),
@@ -92,6 +106,24 @@ FAULTS = (
             ("parameters", (20, 60), "parameters in SGD"),
         )
     ),
+    *(
+        Fault(fault, (cause,), (1, 2), _at(fault), script=WORK)
+        for fault, cause in (
+            ("step-cell", "sequential-loop"),
+            ("step-raw", "sequential-loop"),
+            ("step-attends", "sequential-loop"),
+            ("vocabulary", "large-vocabulary"),
+            ("tied", "large-vocabulary"),
+            ("classes", "large-vocabulary"),
+            ("small-operations", "small-operations"),
+            ("attention-by-hand", "unfused-attention"),
+            ("attention-weights", "unfused-attention"),
+            ("attention-dropout", "unfused-attention"),
+            ("twice", "computed-twice"),
+            ("table", "dense-embedding"),
+        )
+    ),
+    Fault("frozen", ("unused-gradients",), (1, 2), "features", script=WORK),
     Fault("piles-up", ("piling-up", "slowing"), (1, 4), "hooks of block.1", script=SLOWING),
     Fault("fork-threads", ("hang",), (1, 2), "__getitem__", script=HANGS),
     Fault("fork-lock", ("hang",), (1, 2), "__getitem__", script=HANGS),
@@ -127,9 +159,7 @@ FAULTS = (
 )
 # Causes that a script can have, and that nothing plants here.
 UNPLANTED = {
-    "quota": "wants a control group with a quota",
     "near-limit": "would fill the memory of the machine",
-    "compile-cost": "planted into own models",
     **dict.fromkeys(
         (
             "transfer", "launch-bound", "sync", "collectives", "queue-gaps", "gpu-idle", "throttling", "thrash",

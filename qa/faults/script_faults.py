@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,20 @@ from qa.console import console, output, python_words, sets_of
 from qa.trials import nulls
 from qa.trials.nulls import Null
 
-from . import timed_hangs
+from . import quota, timed_hangs
 from .observed import neighbours
-from .script_cases import FAULTS, FRAMEWORKS, HANGS, HAZARDS, INNOCENTS, NOT_SLOWING, SLOWING, Fault
+from .script_cases import (
+    FAULTS,
+    FRAMEWORKS,
+    HANGS,
+    HAZARDS,
+    INNOCENTS,
+    NOT_SLOWING,
+    SLOWING,
+    WORK,
+    WORK_INNOCENTS,
+    Fault,
+)
 
 TITLE = "script_faults: faults in scripts that are only observed"
 COLUMNS = ("case", "named first", "ceiling", "place", "trial of the fix", "", "")
@@ -48,7 +59,8 @@ WORDS = frozenset({
     "slow-function", "slowing", "user-code", "checkpoint", "evaluation", "anomaly", "straggler", "leak", "recompile",
     "not-finite", "iterator-restart", "short-epochs", "repeated-items", "logging", "worker-memory", "evaluation-memory",
     "hang", "died", "open-files", "dense-embedding", "retain-graph", "checkpoint-memory", "piling-up", "clip", "skew",
-    "exchange", "neighbour-cores",
+    "exchange", "neighbour-cores", "compile-cost", "quota", "sequential-loop", "large-vocabulary", "unfused-attention",
+    "computed-twice", "unused-gradients",
 })  # fmt: skip
 FIRST, LATER, MISSED = "found first", "found later", "missed"
 
@@ -125,6 +137,9 @@ def _possible(faults: Sequence[Fault], python: str) -> tuple[list[Fault], list[s
         f"{python}, see --python"
         for package in missing
     ]
+    if any(fault.quota for fault in faults) and (why := quota.missing()):
+        reasons.append(f"skipped: quota; {why}")
+        faults = [fault for fault in faults if not fault.quota]
     return [fault for fault in faults if fault.package not in missing], reasons
 
 
@@ -163,9 +178,10 @@ def _innocents(options: Options, counts: Counts) -> Table:
     for script, kind in [
         *(("innocent.py", kind) for kind in options.cases(INNOCENTS)),
         *((SLOWING, kind) for kind in options.cases(NOT_SLOWING)),
+        *((WORK, kind) for kind in options.cases(WORK_INNOCENTS)),
     ]:
         say(f"script_faults: innocent {kind}")
-        words = (kind, "0") if script == SLOWING else (kind,)
+        words = (kind,) if script == "innocent.py" else (kind, "0")
         with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as folder:
             found = observe(Path(folder), script, *words, seconds=_seconds(options))
         # The steps of the one that becomes slower are short: something beside the model takes time.
@@ -207,7 +223,11 @@ def _is_named(fault: Fault, finding: dict[str, Any]) -> bool:
 
 def _observed(folder: Path, fault: Fault, level: float, options: Options) -> list[dict[str, Any]]:
     python = (options.python if fault.script == FRAMEWORKS else "") or sys.executable
-    beside = neighbours(int(level), 0 if level else 3) if fault.busy else nullcontext()
+    beside: AbstractContextManager[object] = nullcontext()
+    if fault.busy:
+        beside = neighbours(int(level), 0 if level else 3)
+    elif fault.quota:
+        beside = quota.limited(1 / level if level else 64.0)
     with beside:
         return observe(
             folder, fault.script, fault.name, f"{level:g}", ranks=fault.ranks,

@@ -181,7 +181,7 @@ def exchange(device: torch.device, strategy: str) -> dict[str, Any]:
         for index in range(MEASURED):
             clock.sample(index)
             marked.step()
-            capture.measured += 1
+            capture.step_ended()
         wait_for(device)
         event = capture.end(MEASURED)
         marked.step()  # reads the events

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.report.report_help import whole_life
-from tests.ui.fakes import MEASURED
+from tests.ui.fakes import MEASURED, workers_event
 
 from ndd_console.jobs.run_sources import HomeFolder
 from ndd_console.output.run_log import RunProgress
@@ -115,6 +115,7 @@ def _rarer(step: int) -> Iterator[Event]:
     )  # fmt: skip
     yield HoldersEvent(step, 100, 10**8, [held], [("512 x 1024 float32", 240, 480 << 20)])
     yield DescriptorsEvent(step, 700, 1024, {"file": 20}, "/tmp/part-N", "train.py:9")
+    yield replace(workers_event(), step=step)
     yield NotFiniteEvent(
         step, "output", "block.3", "Linear", True, False, 0.5, "column", [3], 1, 8, 1e3, 0, 0, "/home/me/train.py", 9,
         "main",

@@ -309,12 +309,12 @@ def wizard(rng: random.Random) -> Draw:
     lines, stage = rng.choice((None, tuple(map(Text, texts)))), strange.text(rng)
     chosen, diff = rng.choice((None, *rows)), rng.random() < 0.3
     parts: dict[str, Callable[[int], list[Row]]] = {
-        "machine": lambda width: wizard_screen.machine_rows(lines, width),
+        "machine": lambda width: wizard_screen.hardware_rows(lines, width),
         "workload": lambda width: wizard_screen.workload_rows(workloads, width),
         "goal": lambda width: [
             *wizard_screen.field_rows(fields, width), *wizard_screen.data_rows(texts[:2], width)
         ],
-        "probing": lambda width: wizard_screen.progress_rows(stage, *progress, width),
+        "probing": lambda width: wizard_screen.stage_rows(stage, *progress, width),
         "trade-offs": lambda width: [
             *wizard_screen.table_rows(rows, rows[:3], rows[1:3], column, width),
             *(wizard_screen.about_rows(chosen, width) if chosen is not None else ()),

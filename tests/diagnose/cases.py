@@ -25,12 +25,14 @@ from planted_runs import (
     healthy,
     memory,
     of_workers,
+    operation,
     own,
     profiled,
     saved,
     saving,
     seen,
     work,
+    worked,
 )
 
 from ndd_engine.record.event import OVER
@@ -359,6 +361,42 @@ MODEL = [
     ),
 ]  # fmt: skip
 
+LOOP = ("my/model.py", 12, "Net.forward", 40, 1, 20_000_000, 45_000_000, 400, 20_000)
+MANY = "64x64, 32000x64, 32000"
+QUERIES = "8x4x128x16, 8x4x128x16, 8x4x128x16"
+
+
+def works(cause: str, guilty: dict[str, Any], innocent: dict[str, Any], tries: tuple[str, ...] = ()) -> Pair:
+    """Two captures of the same model."""
+    sides = ({"kernels": worked(**rows)} for rows in (guilty, innocent))
+    return pair(cause, *sides, tries, kind=own)
+
+
+WORK = [
+    works(
+        "sequential-loop", {"loops": [(*LOOP, 40, 1, "cell", "GRUCell")]},
+        {"loops": [(*LOOP, 40, 40, "layers.*", "Linear")]},  # over layers
+    ),
+    works(
+        "large-vocabulary", {"operations": [operation("linear", MANY)]},
+        {"operations": [operation("linear", "32000x64, 64x64, 64")]},  # so many rows
+    ),
+    works(
+        "small-operations", {"small": 1500, "small_ns": 80_000_000, "median_ns": 4000}, {"small": 1500},
+        ("speed.compile=default",),
+    ),
+    works(
+        "unfused-attention",
+        {"operations": [operation("scaled_dot_product_attention", QUERIES, "math, dropout")]},
+        {"operations": [operation("scaled_dot_product_attention", QUERIES)]},
+    ),
+    works(
+        "computed-twice",
+        {"repeats": [("encoder", "Encoder", "my/model.py", 9, "Net.forward", 1, 12_000_000, 20_000_000)]},
+        {"repeats": [("norm", "Norm", "my/model.py", 9, "Net.forward", 1, 10_000, 20_000)]},
+    ),
+]  # fmt: skip
+
 TABLES = replace(profiled(), tables=[("Net.table", "Embedding", 100_000, 64, 512, 0.9, "AdamW")])
 NEEDLESS = [
     # The innocent's optimizer takes as long, and not for a table.
@@ -521,4 +559,4 @@ ASIDES = [
     for cause, aside in (("evaluation-memory", evaluating), ("checkpoint-memory", saving))
 ]
 
-PAIRS = [*LOADER, *PROCESSOR, *STEP, *MODEL, *NEEDLESS, *GPU, *HAZARDS, *PROCESSES, *ASIDES]
+PAIRS = [*LOADER, *PROCESSOR, *STEP, *MODEL, *WORK, *NEEDLESS, *GPU, *HAZARDS, *PROCESSES, *ASIDES]

@@ -322,6 +322,24 @@ def capture(
     return KernelsEvent(method, 200, 5, 100_000_000, busy, 0, causes, launches, convolution_ns=convolution_ns)
 
 
+def worked(**changes: Any) -> KernelsEvent:
+    """A capture of a model whose operators are long; each is the operator of a module and a line."""
+    body: dict[str, Any] = {
+        "passes": {"forward": 30_000_000, "backward": 60_000_000}, "model_ns": 100_000_000, "small": 60,
+        "small_ns": 5_000_000, "median_ns": 300_000,
+        "modules": [("body", "Body", 28_000_000, 56_000_000, 4, 1 << 20, 0)],
+        "operations": [operation("linear", "64x64, 512x64, 512")],
+    }  # fmt: skip
+    return replace(capture(), **{**body, **changes})
+
+
+def operation(name: str, shapes: str, detail: str = "", ms: float = 20.0) -> tuple[Any, ...]:
+    """An operator that takes so many milliseconds in forward, and twice that in backward."""
+    place = "my/model.py", 12, "Net.forward", "head", "Linear"
+    ns = round(ms * 1e6)
+    return name, shapes, "float", detail, *place, ns, 2 * ns, 1, ns
+
+
 def memory(**changes: Any) -> MemoryEvent:
     """8 of 80 GiB used."""
     body: dict[str, Any] = {

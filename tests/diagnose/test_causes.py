@@ -19,7 +19,7 @@ from ndd_engine.record.state import RunState
 # Findings about the run as a whole, of scripts and of several ranks; they have tests of their own.
 ELSEWHERE = {
     "too-short", "healthy", "no-effect", "slow-function", "gpu-unseen", "straggler", "exchange", "skew",
-    "iterator-restart", "repeated-items", "data-parallel",
+    "iterator-restart", "repeated-items", "data-parallel", "unused-gradients",
 }  # fmt: skip
 each_pair = pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.id)
 

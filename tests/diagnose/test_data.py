@@ -257,9 +257,9 @@ def test_the_line_of_the_dataset_is_named() -> None:
         found = Planted(phases=healthy(data_wait=20.0), **known).verdict()  # type: ignore[arg-type]
         assert found.changes[-1].where == "mine.py:12 in Clips.__getitem__"
         assert any("mine.py:12" in item.text for item in found.evidence)
-    # In a worker, nothing shows it.
+    # In a worker, only what it tells shows it.
     found = Planted(phases=healthy(data_wait=20.0), sets=["loader.workers=2"]).verdict()
-    assert any("not profiled" in item.text for item in found.evidence)
+    assert any("not known yet" in item.text for item in found.evidence)
 
 
 def test_waiting_for_data_names_the_function_once() -> None:

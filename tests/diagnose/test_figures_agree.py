@@ -68,7 +68,7 @@ def planted(draws: st.DrawFn) -> Planted:
         wall = round(5 * step * 1e6)
         gaps = int(wall * draws(st.floats(0, 0.9)))
         idle = {"launch gaps": gaps, "synchronising": (wall - gaps) // 3}
-        rows = [["blocks.*.mlp", "Linear", (wall - gaps) // 4, (wall - gaps) // 3, 5]]
+        rows = [["blocks.*.mlp", "Linear", (wall - gaps) // 4, (wall - gaps) // 3, 5, 1 << 20, 4096]]
         capture = KernelsEvent(
             "kernels" if cuda else "operators", 200, 5, wall, wall - sum(idle.values()), 0, idle, 300,
             [["gemm", (wall - gaps) // 3, 10]], modules=rows, convolution_ns=(wall - gaps) // 2,

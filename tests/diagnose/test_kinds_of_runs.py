@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from cases import PAIRS
 from kinds_of_runs import ELSEWHERE, EVERYTHING, KNOWN, OFTEN, OWN_ONLY, SETTINGS, check, facts, only
-from planted_runs import Planted, cores, healthy, profiled, script
+from planted_runs import Planted, cores, healthy, profiled, script, worked
 from tests.records import events_of
 from tests.tiers import few
 
@@ -46,6 +46,7 @@ OF_SCRIPTS = {
     "data-parallel": script({"data_parallel": 4}),
     "retain-graph": script({"retains": ["train.py", 9]}),
     "dense-embedding": Planted(phases=healthy(optimizer=12.0), functions=replace(profiled(), tables=TABLES)),
+    "unused-gradients": script(kernels=worked(unused=[("features", "Body", 30_000_000)])),
     "iterator-restart": script(
         {"wasted": ["train.py", 9]}, window={"passes": 20},
         phases=healthy(**{"data_wait": 12.0, "data_wait/first_batch": 8.0}),

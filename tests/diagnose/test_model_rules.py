@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from planted_runs import NVML, Planted, healthy, profiled, script
+from planted_runs import NVML, Planted, healthy, operation, profiled, script, worked
 
 from ndd_console.words.run import loss_text, summary
 from ndd_engine.diagnose import diagnose
-from ndd_engine.record.events import MarkEvent, NotFiniteEvent
+from ndd_engine.record.events import EndEvent, MarkEvent, NotFiniteEvent
 
 TABLE = ("Net.encoder.table", "Embedding", 1_000_000, 64, 512, 0.95, "Adam")
 
@@ -203,3 +203,83 @@ def test_a_loss_that_is_not_finite_is_the_first_finding_and_the_first_line() -> 
     assert "lower learning rate" in grown.changes[0].text
     # It is none any more when losses are finite again.
     assert "not-finite" not in Planted(window={"skipped": 0, "loss_scale": 65536.0}).causes()
+
+
+def test_what_a_script_compiles_before_it_is_seen_to_train_may_take_longer_than_all_that_follows() -> None:
+    ended = {11: [EndEvent("done", "", 240, 0)]}  # 5 s of steps
+
+    def causes(seconds: float) -> list[str]:
+        mark = MarkEvent("compile", 0, "", {"seconds": seconds, "graphs": 1})
+        return script(marks=[mark], after=ended).causes()
+
+    assert "compile-cost" in causes(20.0) and "compile-cost" in causes(3.0)
+    assert "compile-cost" not in causes(0.2)
+
+
+SCORES, HEADS = "8x4x128x128", ("my/model.py", 12, "Net.forward", "mix", "MultiheadAttention")
+
+
+def test_what_a_capture_has_seen_is_named_with_module_and_line() -> None:
+    loop = (
+        "/me/train.py",
+        49,
+        "Net.forward",
+        40,
+        1,
+        20_000_000,
+        45_000_000,
+        400,
+        20_000,
+        40,
+        1,
+        "cell",
+        "GRUCell",
+    )
+    found = script(kernels=worked(loops=[loop])).verdict()
+    assert found.cause == "sequential-loop" and "a loop of 40 steps" in found.title
+    assert found.changes[0].where == "train.py:49 in Net.forward" and "nn.GRU" in found.changes[0].text
+    assert any("1.63 ms" in item.text and "10 operators" in item.text for item in found.evidence)
+    logits = script(
+        kernels=worked(operations=[operation("linear", "64x64, 32000x64, 32000", ms=12.0)])
+    ).verdict()
+    assert "projection onto 32,000 outputs" in logits.title and "head (Linear), model.py:12" in logits.title
+    assert any("7.8 MiB" in item.text for item in logits.evidence)
+    again = script(
+        kernels=worked(repeats=[("enc", "Enc", "/me/net.py", 9, "f", 1, 12_000_000, 20_000_000)])
+    ).verdict()
+    assert again.title.startswith("enc (Enc) is computed again") and again.changes[0].where == "net.py:9 in f"
+    unused = script(kernels=worked(unused=[("net.*.a", "A", 2e7), ("net.*.b", "B", 1e7)])).verdict()
+    assert (
+        unused.title.startswith("gradients of net are computed")
+        and "net.*.a, net.*.b" in unused.evidence[0].text
+    )
+
+
+def test_why_attention_has_no_fused_kernel() -> None:
+    def of(*rows: Any) -> str:
+        found = script(kernels=worked(operations=rows)).verdict()
+        assert found.cause == "unfused-attention", found
+        return " ".join(item.text for item in found.evidence) + found.changes[0].text
+
+    three = "8x4x128x16, 8x4x128x16, 8x4x128x16"
+    assert "dropout_p above 0" in of(operation("scaled_dot_product_attention", three, "math, dropout"))
+    parts = operation("softmax", SCORES), operation("matmul", f"{SCORES}, 8x4x128x16")
+    assert "written out" in of(*parts)
+    assert "need_weights=False" in of(*((*one[:4], *HEADS, *one[9:]) for one in parts))
+    # A softmax alone is none.
+    assert (
+        "unfused-attention" not in script(kernels=worked(operations=[operation("softmax", SCORES)])).causes()
+    )
+
+
+def test_convolutions_in_the_usual_format_are_an_idea() -> None:
+    found = script(
+        kernels=worked(operations=[operation("conv2d", "8x3x32x32, 64x3x3x3", "channels first")])
+    ).verdict()
+    assert found.cause == "healthy" and ("speed.channels_last=true",) in [
+        change.sets for change in found.changes
+    ]
+    last = script(
+        kernels=worked(operations=[operation("conv2d", "8x3x32x32, 64x3x3x3", "channels last")])
+    ).verdict()
+    assert ("speed.channels_last=true",) not in [change.sets for change in last.changes]

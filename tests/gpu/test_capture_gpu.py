@@ -41,7 +41,7 @@ def recorded(step: Callable[[PhaseClock], None], times: int = 3) -> KernelsEvent
     recording.begin()
     for _ in range(times):
         step(clock)
-        recording.measured += 1
+        recording.step_ended()
     event = recording.end(times)
     assert event.busy_ns + sum(event.idle_ns.values()) == event.wall_ns
     return event

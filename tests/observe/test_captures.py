@@ -27,7 +27,9 @@ from ndd_watch import CAPTURES
 pytestmark = pytest.mark.long
 
 # Requests are seen where a window ends: after almost every step.
-SETTINGS = {"NDD_WATCH_WINDOW_S": "0.001", "NDD_WATCH_PROFILE_S": "0", "NDD_WATCH_SHARE": "1"}
+SETTINGS = {
+    "NDD_WATCH_WINDOW_S": "0.001", "NDD_WATCH_PROFILE_S": "0", "NDD_WATCH_SHARE": "1", "NDD_WATCH_CAPTURE_S": "0",
+}  # fmt: skip
 ALONE = "the script uses a profiler of its own, and is left alone"
 
 
@@ -88,7 +90,8 @@ def own() -> KernelsEvent:
         clock.enter(phase.OPTIMIZER)
         subject.optimizer.step()
         clock.enter(phase.OTHER)
-        capture.measured += number >= 2
+        if number >= 2:
+            capture.step_ended()
     return capture.end(5)
 
 
@@ -131,6 +134,22 @@ def test_the_event_is_that_of_an_own_run_and_the_script_is_the_same(
             for one in (event, expected)
         )
         assert lines == mine
+
+
+@pytest.mark.budget(20)
+def test_what_the_model_does_without_need_is_seen_in_a_capture_by_itself(tmp_path: Path) -> None:
+    """Losses and random state are those of the bare run, which draws the same numbers."""
+    bare = ran(tmp_path / "bare", "works", observed=False)
+    found = ran(tmp_path / "seen", "works", NDD_WATCH_CAPTURE_S="0.02")
+    assert found.errors == bare.errors == "" and found.word("LOSS") == bare.word("LOSS")
+    taken = events(tmp_path / "seen", found)
+    assert len(taken) > 2  # two of them are asked for
+    for event in taken:
+        (loop,) = [row for row in event.loops if row[2].endswith("forward")]
+        assert (loop[3], loop[4], loop[7]) == (20, 1, 40)
+        # The first call has another input.
+        assert [(row[0], row[5]) for row in event.repeats] == [("head", 1)]
+        assert {row[0] for row in event.unused} == {"blocks.*.up", "blocks.*.down"}
 
 
 def test_captured_steps_are_in_no_statistics(plain: tuple[Path, Ran, Ran]) -> None:

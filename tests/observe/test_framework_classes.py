@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ndd_watch import frameworks
+from ndd_watch.clock import BASE, EVALUATE, OTHER, TRAINER, S
 from ndd_watch.frameworks import Wishes, hugging_face, lightning
+from ndd_watch.install import Observer
 
 WISHES = Wishes()
 
@@ -87,6 +90,22 @@ def test_metrics_of_a_validation_of_lightning() -> None:
     trainer.sanity_checking = True
     callback.on_validation_end(trainer, None)
     assert [kind for kind, _ in told[3:]] == ["evaluated"]
+
+
+def test_what_follows_an_evaluation_of_a_framework_is_no_part_of_it() -> None:
+    ended: list[bool] = []
+    observer: Any = SimpleNamespace(modules=SimpleNamespace(evaluation=ended.append))
+    before = S[TRAINER], S[BASE]
+    try:
+        for S[TRAINER], S[BASE] in (
+            (get_ident(), EVALUATE),
+            (get_ident(), OTHER),
+            (get_ident() + 1, EVALUATE),
+        ):
+            Observer.note(observer, "evaluated")
+    finally:
+        S[TRAINER], S[BASE] = before
+    assert ended == [False]
 
 
 @pytest.mark.parametrize(("strategy", "evaluates"), [("epoch", True), ("no", False)])

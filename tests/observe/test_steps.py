@@ -236,9 +236,14 @@ def passes(loader, train):
         train(*(x, index)[:1 + (kind == "rarely")])
         yield len(x)
         time.sleep(0.01)
-if kind in ("state", "rollout"):
+if kind in ("state", "rollout", "by hand"):
     for step in range(40):
-        if kind == "state":
+        if kind == "by hand":
+            judges.zero_grad(); judge(torch.randn(32, 8)).sum().backward()
+            with torch.no_grad():
+                for one in judge.parameters(): one -= 1e-3 * one.grad
+            count += 32
+        elif kind == "state":
             judges.zero_grad(); sum(judge(torch.randn(8)).sum() for _ in range(3)).backward(); judges.step()
         else:
             with torch.no_grad():
@@ -273,13 +278,13 @@ print("ITEMS", count)
     few(
         [
             ("shuffled", 0), ("batches", 10), ("in order", 0), ("rollout", 0), ("state", 0), ("stream", 0),
-            ("ranks", 0), ("own", 0), ("even", 0), ("rarely", 96),
+            ("ranks", 0), ("own", 0), ("even", 0), ("by hand", 0), ("rarely", 96),
         ],
         2,
     ),
 )  # fmt: skip
 def test_as_many_items_as_the_script_trains_on(tmp_path: Path, kind: str, off: int) -> None:
-    """The last batch of a pass is smaller; two backward passes on a batch are one; one state is no batch.
+    """The last batch of a pass is smaller; two backward passes on a batch are one; one state is no batch; by hand.
 
     Samplers of the script, streams, the share of a rank, and an optimizer that steps five times for a step. off: where
     the first batches are read before the training is observed, theirs is the usual size.

@@ -97,4 +97,7 @@ def test_a_value_has_the_declared_type_or_the_error_names_its_field(
 def test_a_file_name_that_is_no_text_does_not_cost_the_event() -> None:
     found = parse(mark("note", 3, "caf\udce9 \x9b\U0001f600", file="\udcff").to_json(1.0))
     assert found == (1.0, mark("note", 3, "caf\\udce9 \x9b\U0001f600", file="\\udcff"))
+    # Names of metrics are the keys of a table.
+    found = parse(mark("evaluation", 3, "", metrics={"\udcff": 1.0}).to_json(1.0))
+    assert found == (1.0, mark("evaluation", 3, "", metrics={"\\udcff": 1.0}))
     assert mark("note", 3, "é\x9b").to_json(1.0).isascii()

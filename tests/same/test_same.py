@@ -40,6 +40,7 @@ TOLD = {
     "replaced": ["attributes_and_wraps", "inspected_functions", "warnings_name_the_caller", "patched_by_the_script"],
     "signatures": ["closures_of_lbfgs", "wrong_calls_say_the_same", "loader_arguments_by_any_name"],
     "threads": ["sigwait_in_a_thread", "masks_and_dispositions", "daemon_thread_that_evaluates"],
+    "workers": ["items_one_after_another_fork", "errors_of_items_and_batches", "what_items_can_see"],
     "values": ["batches_read_once", "objects_that_refuse_everything", "losses_that_are_no_plain_tensors"],
 }  # fmt: skip
 # What docs/noticeable.md lists: how these lines of differences begin, and the reason.

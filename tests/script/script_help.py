@@ -19,45 +19,6 @@ from ndd_engine.record.rundir import RunDir
 CONSOLE = (sys.executable, "-m", "ndd_console")
 SUBJECTS = Path(__file__).parents[1] / "observe" / "subjects"
 
-# Items wait for a slow disk: workers wait in parallel, however busy the cores are. STEPS: of the environment.
-SLOW = """import os
-import time
-
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, Dataset
-
-
-def decode(index):
-    time.sleep(0.004)
-    return torch.full((8,), float(index)), torch.ones(1)
-
-
-class Files(Dataset):
-    def __len__(self):
-        return 4096
-
-    def __getitem__(self, index):
-        return decode(index)
-
-
-torch.manual_seed(0)
-model = nn.Linear(8, 1)
-optimizer = torch.optim.AdamW(model.parameters())
-open("pid", "w").write(str(os.getpid()))
-print("hello from the script", flush=True)
-steps = int(os.environ.get("STEPS", "1000000000"))
-while True:
-    for x, y in DataLoader(Files(), batch_size=8):
-        optimizer.zero_grad()
-        loss = ((model(x) - y) ** 2).mean()
-        loss.backward()
-        optimizer.step()
-        steps -= 1
-        if not steps:
-            raise SystemExit
-"""
-
 
 def environment(**more: str) -> dict[str, str]:
     return {**os.environ, "NDD_WATCH_WINDOW_S": "0.2", "NO_COLOR": "1", **more}

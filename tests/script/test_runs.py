@@ -18,8 +18,9 @@ import pexpect
 import psutil
 import pytest
 from qa.faults.script_faults import FAULTS, Fault, observe
-from script_help import CONSOLE, SLOW, SUBJECTS, environment, events, report, run, start
+from script_help import CONSOLE, SUBJECTS, environment, events, report, run, start
 from tests.fake_wandb import Told
+from tests.runs import OUTPUT, SCRIPT_RUN, SLOW
 from tests.tiers import few
 from tests.waiting import LIMIT_S, contains, lives, until
 
@@ -115,12 +116,10 @@ def test_loggers_follow_the_record_of_a_script(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_slow_data_is_named_with_its_function(tmp_path: Path) -> None:
-    (tmp_path / "slow.py").write_text(SLOW)
-    done = run(tmp_path, "run", "--", sys.executable, "slow.py", STEPS="120")
+def test_slow_data_is_named_with_its_function(script_run: Path) -> None:
     # On a busy machine, other processes are a finding as well.
-    (first,) = (item for item in report(tmp_path, "slow-001")["findings"] if item["cause"] == "data-wait")
-    assert "waiting for" in done.stderr
+    (first,) = (item for item in report(script_run, SCRIPT_RUN)["findings"] if item["cause"] == "data-wait")
+    assert "waiting for" in (script_run / OUTPUT).read_text()
     assert "decode" in json.dumps(first)
     assert any(change["where"] and "slow.py:" in change["where"] for change in first["changes"])
 

@@ -157,8 +157,8 @@ def test_processes_take_spare_files_and_keep_their_names_apart(tmp_path: Path) -
 def test_the_files_of_a_console_that_was_killed_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ndd_engine.script.records.SHARED", tmp_path)
-    monkeypatch.setattr("ndd_engine.script.records.LEAST_FREE", 0)
+    monkeypatch.setattr("ndd_engine.shared_folder.SHARED", tmp_path)
+    monkeypatch.setattr("ndd_engine.shared_folder.LEAST_FREE", 0)
     left, mine = Room(tmp_path / "a"), Room(tmp_path / "b")
     (left.folder / "owner").write_text("1 0.0")
     third = Room(tmp_path / "c")

@@ -24,7 +24,7 @@ from tests.waiting import LIMIT_S, contains, lives, until
 
 from ndd_console.__main__ import status_of
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.module_times import ELSEWHERE, OTHER
+from ndd_engine.measure.model_work import ELSEWHERE, OTHER
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, RunEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.state import RunState
@@ -262,10 +262,11 @@ def test_a_trace_of_a_gpu(tmp_path: Path) -> None:
         *launched("ncclDevKernel_AllReduce", 70.0, 78.0, 10.0, 4),
     ]  # fmt: skip
     noted = {
-        "begin": 15_000, "end": 95_000, "anchors": [5_000], "device": 0, "compiled": False,
+        "begin": 15_000, "end": 95_000, "ends": [95_000], "anchors": [5_000], "device": 0, "compiled": False,
         "marks": [[10_000, "to_device"], [24_000, "forward"], [50_000, "backward"]],
-        "modules": [["", "Net"], ["0", "Linear"]], "lines": [["/home/me/train.py", 12, "main"]],
-        "calls": [[24_500, 0, 0, True], [24_600, 1, 0, True], [34_000, 0, 0, False], [35_000, -1, -1, False]],
+        "modules": [["", "Net", 0], ["0", "Linear", 8]], "trail": [], "unused": [],
+        "lines": [["/home/me/train.py", 12, "main"]],
+        "calls": [[24_500, 0, 0, 1], [24_600, 1, 0, 1], [34_000, 0, 0, 0], [35_000, -1, -1, 0]],
     }  # fmt: skip
     (tmp_path / "capture-1-1.json").write_text(json.dumps({"traceEvents": entries, "ndd": noted}))
     event, note = Captures(RunDir(tmp_path)).taken(taken(1))
@@ -273,8 +274,10 @@ def test_a_trace_of_a_gpu(tmp_path: Path) -> None:
     assert (event.method, event.wall_ns, event.busy_ns, event.copy_ns) == ("kernels", 80_000, 39_000, 4_000)
     assert (event.collective_ns, event.exposed_ns, event.launches) == (10_000, 5_000, 3)
     assert event.busy_ns + sum(event.idle_ns.values()) == event.wall_ns
-    assert event.modules == [("0", "Linear", 10_000, 20_000, 1), (ELSEWHERE[OTHER], "", 0, 10_000, 0)]
-    assert event.lines == [("/home/me/train.py", 12, "main", 10_000, 20_000, 2)]
+    assert event.modules == [
+        ("0", "Linear", 10_000, 20_000, 1, 0, 8), (ELSEWHERE[OTHER], "", 0, 10_000, 0, 0, 0),
+    ]  # fmt: skip
+    assert event.lines == [("/home/me/train.py", 12, "main", 10_000, 20_000, 1)]
 
 
 def test_the_threads_of_forward_are_those_of_the_trace(tmp_path: Path) -> None:

@@ -19,9 +19,12 @@ from typing import Any
 
 import psutil
 import pytest
-from script_help import SLOW, events, report, run, start
+from script_help import events, report, run, start
+from tests.cli.program import call
 from tests.records import run_event, write
+from tests.runs import SCRIPT, SCRIPT_RUN
 from tests.tiers import few
+from tests.trial.trial_help import with_lengths
 from tests.waiting import until
 
 from ndd_console.__main__ import status_of
@@ -87,24 +90,16 @@ def leftovers(name: str) -> list[Any]:
 # Trials of a run.
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the script and a run of it."""
-    folder = tmp_path_factory.mktemp("recorded")
-    name = f"waits{os.getpid()}.py"
-    (folder / name).write_text(SLOW)
-    run(folder, "run", "--run", "base", "--", sys.executable, name, STEPS="40")
-    return folder
-
-
 @pytest.fixture
-def script(recorded: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
-    shutil.copytree(recorded, tmp_path, dirs_exist_ok=True)
+def script(script_run: Path, tmp_path: Path) -> Path:
+    """A copy of the script that is slow, with its run; of this name there are no processes of other tests."""
+    shutil.copytree(script_run, tmp_path, dirs_exist_ok=True)
+    path = (tmp_path / SCRIPT).rename(tmp_path / f"waits{os.getpid()}.py")
     # The command, and the record with the places of the loader.
-    for path in tmp_path.glob("runs/base/*.json*"):
-        path.write_text(path.read_text().replace(str(recorded), str(tmp_path)))
-    return next(tmp_path.glob("waits*.py"))
+    for file in tmp_path.glob(f"runs/{SCRIPT_RUN}/*.json*"):
+        text = file.read_text().replace(str(script_run), str(tmp_path)).replace(SCRIPT, path.name)
+        file.write_text(text)
+    return path
 
 
 # In the same lines, so that the recorded places are right: a clock of this process, which items and steps move.
@@ -117,18 +112,21 @@ BY_CLOCK = {
 
 @pytest.mark.long
 @pytest.mark.budget(30)
-def test_workers_for_slow_storage_are_faster_and_the_edit_is_applied(script: Path, tmp_path: Path) -> None:
+def test_workers_for_slow_storage_are_faster_and_the_edit_is_applied(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_lengths(monkeypatch)
     text = script.read_text()
     for real, planted in BY_CLOCK.items():
         text = text.replace(real, planted)
     script.write_text(text)
     before, there = hashes(tmp_path), set(map(str, leftovers(script.name)))
-    words = ("try", "base", "--set", "loader.workers=1", "--budget", "120")
-    done = run(tmp_path, *words, stdin="")
+    words = ("try", "base", "--set", "loader.workers=1", "--budget", "30")
+    done = call(*words, folder=tmp_path)
     assert "num_workers=1):" in done.stdout
     assert hashes(tmp_path) == before
     assert not set(map(str, leftovers(script.name))) - there
-    run(tmp_path, *words, "--apply", stdin="")
+    call(*words, "--apply", folder=tmp_path)
     assert "num_workers=1" in script.read_text()
     (trial,) = report(tmp_path, "base")["trials"]  # it was not measured again
     assert (trial["sets"], trial["verdict"], trial["loss"]) == (["loader.workers=1"], "faster", "same")

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from tests.records import snapshot_of
+from tests.runs import copy
 from tests.waiting import until
-from trial_help import ended_run, live_run
+from trial_help import live_run
 
 from ndd_engine.errors import RunLockedError, UsageError
 from ndd_engine.record.events import MarkEvent, StageEvent, TrialEvent, parse
@@ -125,8 +126,8 @@ def test_a_holder_has_to_be_the_number_of_a_process(live: Run, pid: object) -> N
     assert live.recorder.snapshot().status == "training"
 
 
-def test_a_run_that_does_not_pause_is_told_and_let_go(tmp_path: Path) -> None:
-    run = ended_run(tmp_path)
+def test_a_run_that_does_not_pause_is_told_and_let_go(tmp_path: Path, finished_run: RunDir) -> None:
+    run = copy(finished_run, tmp_path)
     asked: list[tuple[str, int | None]] = []
     server = ControlServer(run.control_socket, lambda action, holder: asked.append((action, holder)))
     lock = RunLock(run)
@@ -149,8 +150,8 @@ def test_a_run_that_does_not_pause_is_told_and_let_go(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_which_runs_have_to_stand_still(live: Run, tmp_path: Path) -> None:
-    ended, root = ended_run(tmp_path), live.directory.path.parent
+def test_which_runs_have_to_stand_still(live: Run, tmp_path: Path, finished_run: RunDir) -> None:
+    ended, root = copy(finished_run, tmp_path), live.directory.path.parent
     other = Base.of_run(ended, ("run.device=cpu",))
     assert to_pause(Base.of_run(live.directory), root, others=False) == (live.directory,)
     with pytest.raises(UsageError, match="--pause"):
@@ -161,8 +162,8 @@ def test_which_runs_have_to_stand_still(live: Run, tmp_path: Path) -> None:
     assert to_pause(Base.of_run(ended), tmp_path, others=False) == ()
 
 
-def test_a_trial_is_recorded_in_a_run_that_has_ended(tmp_path: Path) -> None:
-    run = ended_run(tmp_path)
+def test_a_trial_is_recorded_in_a_run_that_has_ended(tmp_path: Path, finished_run: RunDir) -> None:
+    run = copy(finished_run, tmp_path)
     before = snapshot_of(run)
     with run.events.open("ab") as file:
         file.write(b'{"v":2,"type":"torn')
@@ -188,8 +189,8 @@ def test_a_trial_is_recorded_by_the_run_that_lives(live: Run) -> None:
     until(lambda: snapshot_of(live.directory).trials == (EVENT,))
 
 
-def test_a_trial_that_cannot_be_recorded_says_why(tmp_path: Path) -> None:
-    run = ended_run(tmp_path)
+def test_a_trial_that_cannot_be_recorded_says_why(tmp_path: Path, finished_run: RunDir) -> None:
+    run = copy(finished_run, tmp_path)
     lock = RunLock(run)
     lock.acquire()
     try:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.runs import TINY
 from tests.waiting import children, lives, until
 
 from ndd_engine.child import Json, Tick
 from ndd_engine.config import read
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.record.rundir import RunDir
 from ndd_engine.run.run import Run
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.training_run import TrainingRun
@@ -120,16 +120,17 @@ def measured(
 def with_lengths(monkeypatch: pytest.MonkeyPatch, *step_s: float) -> None:
     """The processes of a trial train, and a step of the baseline and of the candidate is said to take so long.
 
-    Nothing else takes time of the budget.
+    Without lengths, it takes what the process says. Nothing else takes time of the budget.
     """
     really, spent_s = Trained._ask, [0.0]
 
     def ask(self: Trained, command: Json, limit_s: float, tick: Tick) -> list[Json]:
         found = really(self, command, limit_s, tick)
         if command["do"] == "train":
-            length_s = command["steps"] * step_s[command["side"]]
-            spent_s[0] += length_s
-            found = [{**each, "seconds": length_s, "waited_s": 0.0} for each in found]
+            if step_s:
+                length_s = command["steps"] * step_s[command["side"]]
+                found = [{**each, "seconds": length_s, "waited_s": 0.0} for each in found]
+            spent_s[0] += found[0]["seconds"]
         return found
 
     monkeypatch.setattr(Trained, "_ask", ask)
@@ -141,17 +142,12 @@ def descendants(pid: int) -> list[psutil.Process]:
     return [child for child in psutil.Process(pid).children(recursive=True) if lives(child)]
 
 
-NDD = (
-    "workload.name=eeg", "workload.samples=400", "workload.channels=2", "workload.hidden=[8]", "batch.sequence=8",
-    "batch.micro=16", "run.threads=1", "run.device=cpu", "evaluate.every_epochs=0", "checkpoint.every_epochs=0",
-    "evaluate.at_end=false", "log.window_s=0.02", "log.every_steps=1",
-)  # fmt: skip
-
-
 @contextmanager
 def live_run(root: Path, name: str = "live") -> Iterator[Run]:
     """A run that trains in a thread of this process, without an end in sight."""
-    run = Run.open(TrainingRun(RunRequest(read(sets=(*NDD, "run.epochs=1000000", f"run.name={name}")), root)))
+    run = Run.open(
+        TrainingRun(RunRequest(read(sets=(*TINY, "run.epochs=1000000", f"run.name={name}")), root))
+    )
     thread = threading.Thread(target=run.execute)
     thread.start()
     try:
@@ -162,13 +158,3 @@ def live_run(root: Path, name: str = "live") -> Iterator[Run]:
         thread.join(150)
         run.close()
         assert not thread.is_alive()
-
-
-def ended_run(root: Path, name: str = "ended") -> RunDir:
-    """A run that has done its few steps."""
-    run = Run.open(TrainingRun(RunRequest(read(sets=(*NDD, "run.max_steps=5", f"run.name={name}")), root)))
-    try:
-        assert run.execute().status == "done"
-    finally:
-        run.close()
-    return run.directory

@@ -23,6 +23,7 @@ from ndd_engine.record.events import (
 )
 from ndd_engine.record.figures import throughput
 from ndd_engine.record.snapshot import Evaluation, Headroom, Idle, PhaseShare, Snapshot, TimedMark, TimeLeft
+from ndd_engine.record.worker_events import WorkerFigures, WorkersEvent
 
 GB = 1024**3
 T0 = 1_750_000_000.0
@@ -283,3 +284,23 @@ MEASURED = {
         ],
     ),
 }  # fmt: skip
+
+
+def workers_event(**changes: Any) -> WorkersEvent:
+    """Two workers, of which one has an item that takes long."""
+    pair = [
+        WorkerFigures(
+            number, 4_712 + number, 1, 410, 13_120, 38.2e6 + number * 2e6, 37.1e6, (1.1e6, 1.6e6, 3.2e6), 1.9e6,
+            0.8e6, 0.0, 0.2e6, 4.1e6, 3.1e6, 61e6, 92e6, [(50_300_000, "77"), (6_200_000, "1204")], 212_000_000,
+            140_000_000, 41, 210.0, 1_200_000.0, 0.03,
+        )
+        for number in range(2)
+    ]  # fmt: skip
+    functions = [
+        ("/home/u/clips.py", 14, "Clips.decode", 640, 0.71, 0.71, {"computes": 0.71}),
+        ("/home/u/clips.py", 31, "Clips.load", 640, 0.18, 0.18, {"storage": 0.15, "computes": 0.03}),
+        ("/home/u/clips.py", 8, "Clips.__getitem__", 640, 0.05, 0.96, {"computes": 0.05}),
+    ]
+    quantiles = [34e6 + number * 0.5e6 for number in range(20)]
+    event = WorkersEvent(4_200, pair, 20, functions, [("Compose[0] Crop", 0.06)], quantiles)
+    return replace(event, **changes)

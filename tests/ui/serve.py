@@ -42,6 +42,7 @@ from .fakes import (
     sample,
     snapshot,
     trial_event,
+    workers_event,
 )
 
 Make = Callable[[Look], ScreenApp]
@@ -127,6 +128,7 @@ SCREENS = {
     "live-1024-ranks": Scene("1,024 ranks as a heat map", ranks(1024)),
     "ranks-2": Scene("the page of two ranks", ranks(2), "r"),
     "ranks-1024": Scene("the page of 1,024 ranks", ranks(1024), "r"),
+    "workers": Scene("the page of loader workers", run(snapshot(workers=workers_event())), "o"),
     "diagnosis": Scene("all findings", diagnosed(), "d"),
     "diagnosis-end": Scene("the end of that page", diagnosed(), ["d", "end"]),
     "settings": Scene("settings and whether they are in effect", run(snapshot()), "i"),

@@ -54,6 +54,7 @@ def test_every_table_of_keys_is_unambiguous_and_every_key_has_an_action() -> Non
         ("k", FakeSource(live=False), "commands"),
         ("s", FakeSource(), "attached"),
         ("r", FakeSource(), "ranks"),
+        ("o", FakeSource(), "workers"),
         ("v", FakeSource(), "values"),
         ("w", FakeSource(), "wizard"),
         ("t", FakeSource(), "change"),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from ndd_console.render.rows import block_rows
 from ndd_console.screens.pages import help_lines, own_values_lines, ranks_lines
 from ndd_console.view.blocks import heat_map, idle_heading, idle_rows, panel
 from ndd_console.view.glossary import GLOSSARY
@@ -15,8 +17,10 @@ from ndd_console.view.keys import LIVE_KEYS, WIZARD_KEYS
 from ndd_console.view.live import LiveState, end_rows, live_rows
 from ndd_console.view.rows import width_of
 from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
+from ndd_console.words.blocks import Block
 from ndd_console.words.diagnosis import DiagnosisResult
 from ndd_console.words.run import LOST, progress_line
+from ndd_console.words.workers import workers_blocks
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import PHASES, StallEvent, TextsEvent
 from ndd_engine.record.figures import CHECKPOINT, GRAPH_REASON, IDLE_CAUSES, LOWER_BOUND, throughput
@@ -32,7 +36,7 @@ from ndd_engine.record.snapshot import (
 )
 
 from .fake_ranks import PLANTED, planted_snapshot
-from .fakes import empty_snapshot, ended, mark, run_event, sample, snapshot, work_event
+from .fakes import empty_snapshot, ended, mark, run_event, sample, snapshot, work_event, workers_event
 
 SMALL, LARGE = (80, 24), (120, 40)
 SIZES = (
@@ -334,6 +338,17 @@ def test_ranks_that_are_only_a_part_of_those_launched_keep_their_numbers() -> No
     rows = text_of(heat_map(part, 28, 10))
     assert " 64 " in rows and " 0 " not in rows
     assert "rank" not in screen(snapshot(False)) and "rank" in text_of(ranks_lines(snapshot(False), 78))
+
+
+def test_the_page_of_workers_names_items_and_functions() -> None:
+    shown = rows_text(workers_blocks(snapshot(workers=workers_event())))
+    assert "clips.py:14 in Clips.decode" in shown and "71 %" in shown
+    assert "worker 1" in shown and "50.3 ms" in shown and "77" in shown
+    assert "no loader workers" in rows_text(workers_blocks(snapshot()))
+
+
+def rows_text(blocks: Sequence[Block]) -> str:
+    return text_of(block_rows(blocks, 160))
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from .view import (
     place,
     taken,
 )
+from .work_rules import line_of
 
 
 def no_effect(view: View) -> Finding | None:
@@ -567,7 +568,7 @@ def dense_embedding(view: View) -> Finding | None:
         )
         changes = "This changes the training slightly: rows that a step does not read keep their averages"
     clips = "; clip_grad_norm_ does not take it" if view.cost("clip").ns else ""
-    draft.change(f"make {where} with sparse=True; {update}{clips}. {changes}")
+    draft.change(f"make {where} with sparse=True; {update}{clips}. {changes}", where=line_of(view, str(name)))
     return draft.done()
 
 

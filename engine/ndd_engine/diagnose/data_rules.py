@@ -17,6 +17,7 @@ from ndd_engine.text import counted, number, percent, printable, span
 from ndd_watch.changes import MOST_WORKERS
 from ndd_watch.mapped import FIRST_BATCH
 
+from . import worker_facts
 from .data_facts import (
     as_made_ns,
     batch_ns,
@@ -257,14 +258,36 @@ def waiting(view: View) -> Finding | None:
     if found is None and loader is not None:
         found = next((found for rule in WAITS if (found := rule(view, loader)) is not None), None)
     if found is None:
-        return workers_of_script(view) or data_wait(view)
+        found = workers_of_script(view)
+    if found is None:
+        found = data_wait(view)
+        return found if found is None or not view.workers else _with_workers(view, found)
     return _with_function(view, found)
 
 
+def _with_workers(view: View, found: Finding) -> Finding:
+    """A finding with what is known from inside the workers, and its changes by what is predicted of them."""
+    more, need = worker_facts.evidence(view), worker_facts.needed(view)
+    function = worker_facts.slowest(view)
+    title = found.title
+    if function is not None:
+        more.insert(0, worker_facts.function_evidence(function))
+        if function[4] >= worker_facts.MOSTLY and " in " not in title:
+            title += f", in workers most of it for {worker_facts.where(function)}"
+    evidence = (*found.evidence, *more, *([need] if need is not None else ()))
+    return replace(found, title=title, evidence=evidence, changes=worker_facts.ranked(view, found.changes))
+
+
 def _with_function(view: View, found: Finding) -> Finding:
-    """A finding with the function that makes the batches, if batches are made in this process."""
+    """A finding with the function that makes the batches."""
+    if view.workers:
+        function, found = worker_facts.slowest(view), _with_workers(view, found)
+        if function is None:
+            return found
+        work = Change("do less work per item", where=worker_facts.where(function))
+        return replace(found, changes=(*found.changes, work))
     slow = view.slowest_function("data_wait")
-    if view.workers or slow is None or not made_by(view, slow):
+    if slow is None or not made_by(view, slow):
         return found
     change = Change("do less work per item", where=slow.where)
     return replace(found, evidence=(*found.evidence, slow.taken), changes=(*found.changes, change))
@@ -465,8 +488,8 @@ def data_wait(view: View) -> Finding | None:
             )
     elif line:
         draft.saw(f"most stack samples are at {line}", "stack samples")
-    elif view.workers:
-        draft.saw("functions in loader workers are not profiled", CONFIG)
+    elif view.workers and worker_facts.inside(view) is None:
+        draft.saw("functions in loader workers are not known yet", CONFIG)
     if (view.by_item or not view.is_script) and (why := why_not_cached(view)):
         draft.saw(why, CONFIG)
     draft.add(*tries(view))
@@ -483,6 +506,8 @@ def data_wait(view: View) -> Finding | None:
         )
     if slow is None and line is not None and _of_loop(view, line) and waits_for != "data":
         line = view.reads_place
+    if (function := worker_facts.slowest(view)) is not None:
+        line = worker_facts.where(function)
     draft.change(text, where=line if library is None else library.where)
     crowding(view, draft, "waiting for the loader")
     return draft.done()

@@ -46,6 +46,12 @@ CAUSES: dict[str, str] = {
     # Training step.
     "small-micro": "micro-batches too small",
     "stepwise": "repeated work in the decoder loop",
+    "sequential-loop": "a loop of sequential steps",
+    "large-vocabulary": "projection onto many outputs",
+    "small-operations": "many small operators",
+    "unfused-attention": "attention without a fused kernel",
+    "computed-twice": "a module computed twice",
+    "unused-gradients": "gradients that nothing uses",
     "optimizer": "optimizer step",
     "dense-embedding": "gradients of unused rows",
     "denormals": "slow denormal numbers",

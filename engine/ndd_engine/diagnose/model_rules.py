@@ -208,8 +208,11 @@ def compile_cost(view: View) -> Finding | None:
     left = 0.0 if view.snapshot.final else view.snapshot.left.seconds
     if not seconds or left is None or (view.is_script and view.snapshot.totals.recompiles):
         return None
-    # A script compiles within its first steps.
-    whole = view.snapshot.elapsed_s + left - (seconds if view.is_script else 0.0)
+    whole = view.snapshot.elapsed_s + left
+    if (
+        view.is_script
+    ):  # it compiles within its first steps, or before them: its time is known from the first backward on
+        whole = max(whole - seconds, view.snapshot.totals.steps * view.step_ns * 1e-9)
     if whole <= 0 or seconds < (COMPILED_GAIN - 1) * whole:
         return None
     title = f"compilation took {duration(seconds)}, training takes only {duration(whole)}"

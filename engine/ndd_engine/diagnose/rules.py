@@ -23,6 +23,7 @@ from . import (
     model_rules,
     pace_rules,
     process_rules,
+    work_rules,
 )
 from .finding import ENDINGS, Change, Evidence, Finding
 from .view import CLOCK, MODEL, Cost, View, ceiling, rounded_up, taken
@@ -63,6 +64,8 @@ def healthy(view: View) -> Finding:
         for key, row in TABLE.items()
         if row.idea is not None and row.idea.when(view.gpu, _in_effect(view, key))
     )
+    if (change := work_rules.channels_last(view)) is not None and not _in_effect(view, "speed.channels_last"):
+        ideas = (change, *ideas)
     return Finding("healthy", title, (taken(model, "forward and backward take"),), "likely", changes=ideas)
 
 
@@ -192,6 +195,7 @@ RULES: tuple[Rule, ...] = (
     pace_rules.slowing,
     pace_rules.piling_up,
     *model_rules.RULES,
+    *work_rules.RULES,
     *code_rules.SCRIPT_RULES,
     *code_rules.NEEDLESS_RULES,
     *code_rules.RULES,

@@ -260,7 +260,7 @@ LONG_NS = 10_000_000_000
 class ProfilerCapture:
     """One capture, made on the training thread. Its methods raise whatever the profiler raises.
 
-    measured: whole steps since `begin`, counted by the caller. ranges: also mark the phases in the trace.
+    ranges: also mark the phases in the trace.
     graphs: CUDA graphs may be replayed. model: to attribute the time to its modules; None for compiled code and CUDA
     graphs, which call no modules.
     """
@@ -273,10 +273,10 @@ class ProfilerCapture:
         graphs: bool = False,
         model: nn.Module | None = None,
     ) -> None:
-        self.measured = 0
         self.begin_ns: int | None = None
         self._clock, self._model = clock, model
-        self._capture = Capture(torch, device, graphs)
+        self.measured = 0
+        self._capture = Capture(torch, device, Looks(torch), graphs, ours=True)
         self._hooks: list[Any] = []
         # Open calls of modules.
         self._depth = 0
@@ -302,6 +302,11 @@ class ProfilerCapture:
         """Start measuring; call it between two steps."""
         self._clock.enter(phase.OTHER)
         self.begin_ns = self._clock.changed_ns
+
+    def step_ended(self) -> None:
+        """A whole step since `begin` has ended."""
+        self.measured += 1
+        self._capture.next_step(self._clock.now())
 
     @property
     def measured_ns(self) -> int:
@@ -362,14 +367,14 @@ class ProfilerCapture:
         """Hear the calls of modules. This changes nothing about the computation."""
         self._capture.root(model)
         for module in model.modules():
-            self._hooks.append(module.register_forward_pre_hook(self._enters))
+            self._hooks.append(module.register_forward_pre_hook(self._enters, with_kwargs=True))
             self._hooks.append(module.register_forward_hook(self._leaves, always_call=True))
 
-    def _enters(self, module: nn.Module, _inputs: object) -> None:
+    def _enters(self, module: nn.Module, inputs: object, named: object) -> None:
         # With activation checkpointing, modules also run in threads of backward.
         if get_ident() == self._capture.thread:
             self._depth += 1
-            self._capture.enters(module, self._depth, sys._getframe(1))
+            self._capture.enters(module, self._depth, sys._getframe(1), (inputs, named))
 
     def _leaves(self, _module: nn.Module, _inputs: object, _output: object) -> None:
         if get_ident() == self._capture.thread and self._depth:
@@ -389,10 +394,18 @@ class ProfilerCapture:
                 correlation=event.correlation_id(),
                 sequence=event.sequence_nr(),
                 forward_thread=event.fwd_thread_id(),
+                given=None if on_gpu else _given(event),
             )
             for event in self._trace.events()
             for on_gpu in (event.device_type() != torch.profiler.DeviceType.CPU,)
         ]
+
+
+def _given(event: Any) -> dict[str, Any]:
+    """What an operator was given, with the names that traces have for it."""
+    return {
+        "Input Dims": event.shapes(), "Input type": event.dtypes(), "Concrete Inputs": event.concrete_inputs(),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -457,7 +470,7 @@ class CaptureSchedule:
         if recording.begin_ns is None:
             recording.begin()
         else:
-            recording.measured += 1
+            recording.step_ended()
         if room < 1 or recording.measured >= self._steps or recording.measured_ns >= LONG_NS:
             self.finish(step)
 

@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from ndd_engine.hardware.gpus import oom_kills
@@ -36,6 +36,7 @@ from ndd_engine.record.events import Event
 from ndd_engine.text import printable
 
 from .stalls import LOADER_WORKER, MOST_MAINS, Frame, Stalls, Subject, Untold
+from .worker_watch import WorkerWatch
 
 # From one count to the next: at first, for so long, and later.
 FILES_LOOK_S, FILES_FIRST_S, FILES_RARE_LOOK_S = 0.2, 30.0, 1.0
@@ -318,15 +319,17 @@ _LAUNCHERS = re.compile(
 
 
 class ProcessWatch:
-    """stack_of, ignored: see Stalls. where: see Descriptors. Never raises."""
+    """stack_of, ignored: see Stalls. where: see Descriptors. workers: what loader workers tell. Never raises."""
 
     def __init__(
         self,
         stack_of: Callable[[Subject], Sequence[Frame] | None] = lambda _: None,
         ignored: Callable[[], frozenset[int]] = frozenset,
         where: Callable[[str], str] = lambda _: "",
+        workers: WorkerWatch | None = None,
     ) -> None:
         self.children = Children()
+        self._workers = workers
         self.descriptors = Descriptors(where)
         self._stalls = Stalls(stack_of=stack_of, ignored=ignored)
 
@@ -334,10 +337,23 @@ class ProcessWatch:
         """What is new. subjects: the processes that are to make progress. names: of them, such as "rank 1"."""
         children = self.children
         if subjects:  # else they are paused, or asked to end: so are their children
-            yield from children.look(subjects)
+            for death in children.look(subjects):
+                yield self._with_batch(death)
+            if self._workers is not None:
+                seeds = [getattr(one, "loader_seed", 0) for one in subjects]
+                yield from self._workers.look(seeds, subjects[0].steps)
         if subjects and (event := self.descriptors.look(subjects[0].pid, subjects[0].steps)) is not None:
             yield event
         yield from self._stalls.look(subjects, children.deaths, {**children.names, **(names or {})})
+
+    def _with_batch(self, death: DeathEvent) -> DeathEvent:
+        """With what the worker was making, if it is known."""
+        return death if self._workers is None else replace(death, doing=self._workers.told_of(death.pid))
+
+    def finish(self, step: int) -> Iterator[Event]:
+        """What is known at the end of the run."""
+        if self._workers is not None:
+            yield from self._workers.look((), step, final=True)
 
     def close(self) -> None:
         """Watch no more."""

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import prod
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -197,14 +198,15 @@ class Reporter:
         self._has_gpu = losses.device.type == "cuda"
         self._told_failure = False
 
-    def begin(self, step: Callable[[], int], paused: Callable[[], bool]) -> None:
+    def begin(self, step: Callable[[], int], paused: Callable[[], bool], workers: Path | None = None) -> None:
         """Training begins on this thread; what was measured and compiled earlier belongs to no window.
 
-        step: returns the optimizer steps done. paused: returns whether the run is paused.
+        step: returns the optimizer steps done. paused: returns whether the run is paused. workers: the folder in which
+        loader workers tell of themselves, or None.
         """
         self.garbage.begin()
         self.garbage.schedule(self._gc_every_steps)
-        self._watch = TrainerWatch(TrainingThread(self.clock, step), self.put, paused)
+        self._watch = TrainerWatch(TrainingThread(self.clock, step), self.put, paused, workers)
         self.children = self._watch.children
         self._watch.start()
         self._compilations.take()

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
+from typing import Any
 
 from ndd_engine.record.event import Kernel
 from ndd_engine.record.figures import (
@@ -68,7 +69,8 @@ class TraceEvent:
     thread: of the host, or the stream of the GPU. on_gpu: it ran on the GPU with index `device`. annotation: a named
     range. correlation: id that a kernel or copy shares with the runtime call that launched it, 0 if unknown. sequence:
     autograd's number, which an operator of forward shares with its node of backward, else -1. forward_thread: of a node
-    of backward, the thread of that operator, else 0.
+    of backward, the thread of that operator, else 0. given: what the operator was given, as the profiler writes it
+    ("Input Dims", …); None if that is unknown.
     """
 
     name: str
@@ -81,6 +83,7 @@ class TraceEvent:
     correlation: int = 0
     sequence: int = -1
     forward_thread: int = 0
+    given: Any = field(default=None, compare=False)
 
 
 def on_gpu(seen: Iterable[TraceEvent], device: int | None = None) -> list[TraceEvent]:

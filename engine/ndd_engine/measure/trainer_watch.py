@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Self
 
 from ndd_engine.record.event import OVER
@@ -14,6 +15,7 @@ from ndd_engine.record.events import Event, StageEvent, StallEvent
 from .phase_clock import PhaseClock
 from .process_watch import ProcessWatch
 from .stalls import Frame, of_thread
+from .worker_watch import WorkerWatch
 
 # Seconds from one look to the next.
 PERIOD_S = 0.5
@@ -54,13 +56,18 @@ class TrainingThread:
 
 
 class TrainerWatch:
-    """Watches this process and its loader workers from a thread. paused: whether to rest."""
+    """Watches this process and its loader workers from a thread. paused: whether to rest. workers: their folder."""
 
     def __init__(
-        self, trainer: TrainingThread, put: Callable[[Event], None], paused: Callable[[], bool]
+        self,
+        trainer: TrainingThread,
+        put: Callable[[Event], None],
+        paused: Callable[[], bool],
+        workers: Path | None = None,
     ) -> None:
         self._trainer, self._put, self._paused = trainer, put, paused
-        self._watch = ProcessWatch(lambda _: trainer.stack(), trainer.others)
+        told = None if workers is None else WorkerWatch(workers)
+        self._watch = ProcessWatch(lambda _: trainer.stack(), trainer.others, workers=told)
         self.children = self._watch.children
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ndd-watch", daemon=True)
@@ -73,6 +80,9 @@ class TrainerWatch:
         """Stop watching; safe to call twice."""
         self._stopping.set()
         self._thread.join(2.0)
+        with suppress(Exception):
+            for event in self._watch.finish(self._trainer.steps):
+                self._put(event)
         self._watch.close()
 
     def look(self) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -98,50 +99,52 @@ class Plan:
 class BudgetPlanner:
     """Searches levels for one configuration on its prepared workload.
 
-    outside_bytes: see Memory. budget_bytes: for everything that Memory.peak counts, and `added_bytes`. runs_plain:
-    whether the plain model fits into this machine, so that it can be timed. Within `rank_memory.pretended`.
+    plain: the memory without levels. added_bytes: what the budget has to hold beside Memory.peak. runs_plain: whether
+    the plain model fits into this machine, so that it can be timed. Within `rank_memory.pretended`.
     """
 
-    def __init__(
-        self, prober: Prober, outside_bytes: int, budget_bytes: int, added_bytes: int, *, runs_plain: bool
-    ) -> None:
-        self._prober, self._outside = prober, outside_bytes
-        self._budget, self._added = budget_bytes, added_bytes
-        self._runs_plain = runs_plain
+    def __init__(self, prober: Prober, plain: Memory, added_bytes: int, *, runs_plain: bool) -> None:
+        self._prober, self._outside = prober, plain.outside_bytes
+        self._added, self._runs_plain = added_bytes, runs_plain
+        self._budget = 0
         self._micro = prober.config.batch.micro
-        self._at = tuple(sizes(prober.workload)[:2])
-        self._recorded: dict[tuple[tuple[str, str], ...], Memory] = {}
+        # Their traces match allocation by allocation.
+        self._at = plain.family.at if plain.family.aligned else tuple(sizes(prober.workload)[:2])
+        self._recorded: dict[tuple[tuple[str, str], ...], Memory] = {(): plain}
+        self._measured: tuple[Blocks, WindowTable | str] | None = None
 
-    def plan(self, plain: Memory) -> Plan:
-        """The fastest levels that stay within the budget. plain: the memory without any. Raises what a step raises."""
-        self._recorded[()] = plain
-        if self._peak({}) <= self._budget:
-            return Plan({}, plain, self._peak({}))
-        if plain.family.aligned:  # their traces match allocation by allocation
-            self._at = plain.family.at
-        if len(self._at) < 2:
-            return self._none("the data has too few items for two micro-batches of different sizes")
-        blocks = self._blocks()
-        if not blocks.names:
-            why = next(iter(blocks.refused.values()), "no module of the model keeps much for backward")
-            return self._none(f"no block can compute again: {why}", blocks)
-        try:
-            table = self._table(blocks)
-        except ValueError as error:
-            return self._none(str(error), blocks)
+    def plan(self, budget_bytes: int) -> Plan:
+        """The fastest levels that stay within a budget. Raises what a step raises."""
+        self._budget = budget_bytes
+        if self._peak({}) <= budget_bytes:
+            return Plan({}, self._memory({}), self._peak({}))
+        if self._measured is None:
+            self._measured = self._measure()
+        blocks, table = self._measured
+        made = partial(Plan, blocks=len(blocks.names), refused=blocks.refused)
+        if isinstance(table, str):
+            return made({}, None, self._peak({}), why=table)
         fitting = self._fitting(table)
         if not fitting:
             least = min(self._peak(dict(levels)) for levels in self._recorded)
             why = "parameters, gradients, optimizer state and what blocks cannot compute again are too large"
-            return Plan({}, None, least, blocks=len(blocks.names), refused=blocks.refused, why=why)
+            return made({}, None, least, why=why)
         levels, micro_s, plain_s = self._fastest(fitting)
-        return Plan(
-            levels, self._memory(levels), self._peak(levels), micro_s, plain_s, len(blocks.names), blocks.refused
-        )  # fmt: skip
+        return made(levels, self._memory(levels), self._peak(levels), micro_s, plain_s)
 
-    def _none(self, why: str, blocks: Blocks | None = None) -> Plan:
-        found = blocks or Blocks((), (), {})
-        return Plan({}, None, self._peak({}), blocks=len(found.names), refused=found.refused, why=why)
+    def _measure(self) -> tuple[Blocks, WindowTable | str]:
+        """The blocks of the model and their windows, or why there are none."""
+        nothing = Blocks((), (), {})
+        if len(self._at) < 2:
+            return nothing, "the data has too few items for two micro-batches of different sizes"
+        blocks = self._blocks()
+        if not blocks.names:
+            why = next(iter(blocks.refused.values()), "no module of the model keeps much for backward")
+            return blocks, f"no block can compute again: {why}"
+        try:
+            return blocks, self._table(blocks)
+        except ValueError as error:
+            return blocks, str(error)
 
     # What the blocks are, and what their levels save and cost.
 
@@ -358,8 +361,7 @@ def ways_to_fit(
     config, on_gpu = prober.config, prober.device.type == "cuda"
     batch, found = config.batch, []
     if config.memory.budget is None and not config.memory.recompute:
-        planner = BudgetPlanner(prober, memory.outside_bytes, budget_bytes, added_bytes, runs_plain=False)
-        plan = planner.plan(memory)
+        plan = BudgetPlanner(prober, memory, added_bytes, runs_plain=False).plan(budget_bytes)
         if plan.memory is not None and plan.levels:
             step_s = None if plan.micro_s is None else batch.accumulation * plan.micro_s + time.update_s
             note = f"{len(plan.levels)} of {counted(plan.blocks, 'block')} compute again in backward"

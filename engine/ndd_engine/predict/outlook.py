@@ -270,7 +270,7 @@ def _outlook(
         if device.type == "cpu" and runs_plain:  # the heap of the process holds more than is in use
             prober.time([config.batch.micro], LONGEST_S, lambda _micro: True)
             added += prober.with_heap(memory).heap_bytes(config.batch.micro)
-        plan = BudgetPlanner(prober, memory.outside_bytes, limit, added, runs_plain=runs_plain).plan(memory)
+        plan = BudgetPlanner(prober, memory, added, runs_plain=runs_plain).plan(limit)
         if plan.memory is not None:
             prober, memory = prober.with_levels(plan.levels), plan.memory
             config = prober.config

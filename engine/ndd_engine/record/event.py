@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, is_dataclass, replace
 from typing import Annotated, Any, ClassVar, Literal, Required
 
 from annotated_types import Ge, Le
 from pydantic import AfterValidator, ConfigDict, GetCoreSchemaHandler, Strict
-from pydantic_core import CoreSchema, PydanticSerializationError, core_schema, to_json, to_jsonable_python
+from pydantic_core import CoreSchema, PydanticSerializationError, core_schema, to_json
 
 # That of typing lacks what pydantic needs before Python 3.12.
 from typing_extensions import TypedDict
@@ -51,7 +51,8 @@ def line_of(kind: str, t: float, value: object) -> str:
     try:
         body = to_json(value, inf_nan_mode="null", ensure_ascii=True)
     except PydanticSerializationError:  # a file name that is no text
-        body = to_json(writable(to_jsonable_python(value)), ensure_ascii=True)
+        plainly = asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        body = to_json(writable(plainly), ensure_ascii=True)
     return f'{{"v":{VERSION},"type":"{kind}","t":{round(t, 4)},{body[1:].decode()}'
 
 
@@ -285,7 +286,11 @@ Wait = tuple[str, Count, str, str, Count, Count]
 Call = tuple[str, Count, str, str, str, Count, Count, str]
 Table = tuple[str, str, Count, Count, Count, Figure, str]
 Kernel = tuple[str, Figure, Count]
-ModuleTime = tuple[str, str, Figure, Figure, Count]
+ModuleTime = tuple[str, str, Figure, Figure, Count, Count, Count]
+Operation = tuple[str, str, str, str, str, Count, str, str, str, Figure, Figure, Count, Figure]
+Loop = tuple[str, Count, str, Count, Count, Figure, Figure, Count, Figure, Count, Count, str, str]
+Repeat = tuple[str, str, str, Count, str, Count, Figure, Figure]
+Unused = tuple[str, str, Figure]
 LineTime = tuple[str, Count, str, Figure, Figure, Count]
 ThreadTime = tuple[Figure, Figure]
 ShapeCount = tuple[str, Count, Count]
@@ -333,7 +338,8 @@ class DeathEvent(Event):
 
     step: optimizer steps done. pid: of the process. name: "loader worker 1". how: "SIGKILL", "status 3" or "" if it is
     not known. resident_bytes: its memory when it was seen last. shm_free_bytes: free in /dev/shm afterwards. oom_kills:
-    by how much the kernel's out-of-memory counter of the control group rose meanwhile, null without a counter.
+    by how much the kernel's out-of-memory counter of the control group rose meanwhile, null without a counter. doing:
+    what a loader worker was making, "batch 12 (items 3, 4)", or "".
     """
 
     type: ClassVar[str] = "death"
@@ -344,6 +350,7 @@ class DeathEvent(Event):
     resident_bytes: Count | None = None
     shm_free_bytes: Count | None = None
     oom_kills: Count | None = None
+    doing: str = ""
 
 
 @dataclass(frozen=True, slots=True)

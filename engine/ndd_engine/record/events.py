@@ -33,15 +33,19 @@ from .event import (
     Kernel,
     LastLoss,
     LineTime,
+    Loop,
     MarkData,
     ModuleTime,
+    Operation,
     OwnValues,
     PhaseTimes,
     Place,
+    Repeat,
     Side,
     Table,
     ThreadTime,
     Time,
+    Unused,
     Wait,
 )
 from .event import DeathEvent as DeathEvent
@@ -54,6 +58,7 @@ from .event import RankEvent as RankEvent
 from .event import RanksEvent as RanksEvent
 from .event import StallEvent as StallEvent
 from .event import writable as writable
+from .worker_events import WorkersEvent as WorkersEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,11 +323,6 @@ class KernelsEvent(Event):
     "before a CUDA graph". waits: what waits for the GPU on the host, [call, idle nanoseconds inside, calls] each.
     after_waits_ns: part of the launch gaps that follows such a wait and is no longer than it.
     products_ns: total duration of the kernels that multiply fp32 matrices: by "fp32", or "tf32" on tensor cores.
-    modules: forward and backward by module, [name, class, forward nanoseconds, backward nanoseconds, calls] each, the
-    longest first: sums of kernels or top-level operators, each of its innermost module only. Modules of equal blocks
-    are one entry ("blocks.*.attention"). [] with compiled code or a CUDA graph. lines: the same
-    by the line of the user's own code that calls a module, [file, line, function, forward nanoseconds, backward
-    nanoseconds, calls of modules] each.
     """
 
     type: ClassVar[str] = "kernels"
@@ -346,6 +346,15 @@ class KernelsEvent(Event):
     products_ns: dict[str, Count] = field(default_factory=dict)
     modules: list[ModuleTime] = field(default_factory=list)
     lines: list[LineTime] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    loops: list[Loop] = field(default_factory=list)
+    repeats: list[Repeat] = field(default_factory=list)
+    unused: list[Unused] = field(default_factory=list)
+    passes: dict[str, Count] = field(default_factory=dict)
+    model_ns: Count = 0
+    small: Count = 0
+    small_ns: Count = 0
+    median_ns: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -638,7 +647,7 @@ EVENT_TYPES: dict[str, type[Event]] = {
         RunEvent, StageEvent, WindowEvent, RankEvent, RanksEvent, SampleEvent, MemoryEvent, SettingEvent, WorkEvent,
         LoaderEvent, BaselineEvent, KernelsEvent, StacksEvent, FunctionsEvent, NotFiniteEvent, HoldersEvent,
         FindingEvent, TrialEvent, ScalarsEvent, TextsEvent, StallEvent, DeathEvent, DescriptorsEvent, MarkEvent,
-        EndEvent,
+        WorkersEvent, EndEvent,
     )
 }  # fmt: skip
 

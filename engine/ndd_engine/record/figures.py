@@ -293,6 +293,8 @@ def death_text(event: DeathEvent) -> str:
 def death_figures(event: DeathEvent) -> list[str]:
     """What is known of the memory when a process died, in words."""
     parts = []
+    if event.doing:
+        parts.append(f"it was making {printable(event.doing)}")
     if event.resident_bytes:
         parts.append(f"it had {size(event.resident_bytes)} of memory")
     if event.oom_kills:

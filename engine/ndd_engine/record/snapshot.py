@@ -40,6 +40,7 @@ from .events import (
     TextsEvent,
     TrialEvent,
     WindowEvent,
+    WorkersEvent,
     WorkEvent,
 )
 
@@ -384,6 +385,7 @@ class Facts:
     stall: StallEvent | None = None
     deaths: tuple[DeathEvent, ...] = ()
     descriptors: DescriptorsEvent | None = None
+    workers: WorkersEvent | None = None
 
 
 @dataclass(slots=True, kw_only=True)

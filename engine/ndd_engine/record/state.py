@@ -46,6 +46,7 @@ from .events import (
     TextsEvent,
     TrialEvent,
     WindowEvent,
+    WorkersEvent,
     WorkEvent,
     checker,
 )
@@ -235,6 +236,7 @@ class RunState(Facts):
                 | StacksEvent()
                 | FunctionsEvent()
                 | TextsEvent()
+                | WorkersEvent()
             ):
                 setattr(self, event.type, event)
                 if isinstance(event, FunctionsEvent) and self.first_functions is None:
@@ -293,6 +295,7 @@ class RunState(Facts):
             self.stall = self.overcome = self.descriptors = None
             self.deaths, self.open_files = (), Trend()
             self.work = self.loader = self.baseline = self.kernels = self.stacks = self.functions = None
+            self.workers = None
             self.asides, self.first_functions = {}, None
             self.looked = self.holders = self.collected = None
             self.totals, self.pace, self.not_finite = Totals(), Pace(), NotFinite()

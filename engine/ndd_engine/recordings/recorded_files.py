@@ -264,15 +264,15 @@ def _take_all(found: TraceFile, entries: Iterable[Any]) -> None:
             if on_gpu:
                 device = int(arguments.get("device", 0))
             elif category in _OPERATORS and isinstance(arguments, dict):
-                given = _whole(arguments.get("Sequence number"))
-                sequence = -1 if given is None else given
+                number = _whole(arguments.get("Sequence number"))
+                sequence = -1 if number is None else number
                 forward = _whole(arguments.get("Fwd thread id")) or 0
             if on_gpu or category in _RUNTIME:
                 correlation = int(arguments.get("correlation", 0))
             ranged = category in _RANGES or (not on_gpu and _RANGE_NAMES.match(name) is not None)
-            found.events.append(
-                TraceEvent(name, begin, end, thread, on_gpu, ranged, device, correlation, sequence, forward)
-            )
+            given = arguments if category in _OPERATORS else None
+            about = device, correlation, sequence, forward, given
+            found.events.append(TraceEvent(name, begin, end, thread, on_gpu, ranged, *about))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             found.skipped += 1
 

@@ -32,6 +32,7 @@ from ndd_engine.measure.source import (
     kept_tensors_line,
 )
 from ndd_engine.measure.stalls import Subject
+from ndd_engine.measure.worker_watch import WorkerWatch
 from ndd_engine.processes import FULL
 from ndd_engine.record.event import Wait
 from ndd_engine.record.events import (
@@ -283,10 +284,12 @@ class Follower:
     ) -> None:
         """folder: of the memories of the processes. root: the process id of the command."""
         self._directory, self._command, self._machine, self._put = directory, command, machine, put
-        self._records = Records(directory.ranks if folder is None else folder)
+        folder = directory.ranks if folder is None else folder
+        self._records = Records(folder)
         self._trained: dict[str, TrainedProcesses] = {}
         self._ranks = ScriptRanks(command.folder)
-        self._samples, self._watch, self._root = Samples(), ProcessWatch(where=self._keeps), root
+        watch = ProcessWatch(where=self._keeps, workers=WorkerWatch(folder))
+        self._samples, self._watch, self._root = Samples(), watch, root
         self._captures = Captures(directory)
         # Processes whose observation has ended before their training, in words.
         self._over: list[str] = []
@@ -406,6 +409,8 @@ class Follower:
             self._put(death[0])
         if FULL.search(error) and (full := self._watch.descriptors.full(self.step)) is not None:
             self._put(full)
+        for event in self._watch.finish(self.step):
+            self._put(event)
         self._watch.close()
         for event in self._ranks.finish():
             self._put(event)

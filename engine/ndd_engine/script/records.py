@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -21,18 +20,13 @@ import psutil
 from ndd_engine.files import open_regular
 from ndd_engine.measure.phase_clock import Window
 from ndd_engine.measure.stragglers import compared_steps
-from ndd_watch import mapped
+from ndd_engine.shared_folder import shared_folder
+from ndd_watch import mapped, sheet
 from ndd_watch.mapped import DATA_WAIT, FIRST_BATCH, NAMES, OTHER
 
 # Formats that are understood, and the bytes of the longest line.
 VERSION = mapped.VERSION
 LONGEST = 1 << 20
-# Memory of the system in which the files lie, where it has so much space: nothing that is stored there ever waits for a
-# disk. Loaders need it, too.
-SHARED = Path("/dev/shm")
-LEAST_FREE = 256 << 20
-_PREFIX = "ndd-"
-_OWNER = "owner"
 # Backward passes without a step that are told: at least so many, and so many times those of a usual step.
 FEW_PASSES, TIMES_USUAL = 8, 4
 # Steps of a training by which those of its optimizers differ, in percent up to this number, or one.
@@ -56,7 +50,7 @@ class Room:
     """
 
     def __init__(self, fallback: Path, shared: bool = True) -> None:
-        self._temporary = _shared_folder() if shared else None
+        self._temporary = shared_folder() if shared else None
         self.folder = self._temporary if self._temporary is not None else fallback
         self.folder.mkdir(parents=True, exist_ok=True)
         self.fill()
@@ -77,33 +71,10 @@ class Room:
             shutil.rmtree(self._temporary, ignore_errors=True)
             return
         for path in self.folder.glob("*"):
-            if path.suffix in (mapped.SUFFIX, ".unobserved") or path.name.startswith(mapped.SPARE):
+            if path.suffix in (mapped.SUFFIX, sheet.SUFFIX, ".unobserved") or path.name.startswith(
+                mapped.SPARE
+            ):
                 path.unlink(missing_ok=True)
-
-
-def _shared_folder() -> Path | None:
-    try:
-        if shutil.disk_usage(SHARED).free < LEAST_FREE:
-            return None
-        for left in SHARED.glob(f"{_PREFIX}*/{_OWNER}"):
-            _remove_left(left)
-        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=SHARED))
-        (folder / _OWNER).write_text(f"{os.getpid()} {psutil.Process().create_time()}", encoding="ascii")
-    except OSError:
-        return None
-    return folder
-
-
-def _remove_left(owner: Path) -> None:
-    """Remove the folder of a console that was killed."""
-    try:
-        pid, created = owner.read_text(encoding="ascii").split()
-        if owner.stat().st_uid != os.getuid():
-            return
-        if not psutil.pid_exists(int(pid)) or psutil.Process(int(pid)).create_time() != float(created):
-            shutil.rmtree(owner.parent, ignore_errors=True)
-    except (OSError, ValueError, psutil.Error):
-        return
 
 
 class Process:
@@ -179,6 +150,11 @@ class Process:
     def paused(self) -> bool:
         """Whether it waits until the console lets it go on."""
         return bool(self._reader.value(mapped.PAUSED))
+
+    @property
+    def loader_seed(self) -> int:
+        """That of the iterator of a loader that the training reads, by which its workers are known; 0 before."""
+        return self._reader.value(mapped.SEED)
 
     @property
     def thread(self) -> int:

@@ -141,7 +141,11 @@ class Loop:
         Raises TrainingError (a loss that is not finite), StopNow, and whatever the model or the loader raises.
         """
         try:
-            self.reporter.begin(lambda: self.step, lambda: self._resting == "paused" or self.control.stopping)
+            self.reporter.begin(
+                lambda: self.step,
+                lambda: self._resting == "paused" or self.control.stopping,
+                self.batches.worker_folder,
+            )
             self.captures.begin(self.step, self.total_steps)
             self.functions.start(self.step)
             return self._train()

@@ -99,7 +99,8 @@ def prepare_run(run: OpenRun) -> Prepared:
             check_used(workload.training, config)
     strategy = strategy_of(config, device, workload.training)
     share = ALONE if world is None else Share(world.rank, world.size)
-    batches = training_batches(workload, config, device, run.stage, share)
+    observed = run.request.probes and config.log.profile_every_s > 0
+    batches = training_batches(workload, config, device, run.stage, share, observed)
     evaluation = EvalBatches(
         workload.eval_data, config, workload.collate, device, run.stage, workload.eval_order, share
     )
@@ -230,10 +231,13 @@ def training_batches(
     device: torch.device,
     tell: Callable[[str], None],
     share: Share = ALONE,
+    observed: bool = False,
 ) -> Batches:
     """The training batches of a workload. Raises UsageError and DoesNotFitError, see `Batches`."""
-    differ = workload.epochs_differ
-    return Batches(workload.train_data, config, workload.collate, differ, device, tell, workload.order, share)
+    differ, order = workload.epochs_differ, workload.order
+    return Batches(
+        workload.train_data, config, workload.collate, differ, device, tell, order, share, observed
+    )
 
 
 def _trial_step_events(loop: Loop, rehearsal: Rehearsal, machine: Machine) -> Iterator[Event]:

@@ -471,6 +471,7 @@ class Report:
             "phases_s": {name: value * 1e-9 for name, value in whole.host.items()},
             "measured_s": whole.wall_ns * 1e-9,
             "ranks": None if snapshot.ranks is None else ranks_figures(snapshot.ranks),
+            "workers": None if snapshot.workers is None else asdict(snapshot.workers),
             "idle": {"share": idle.share, "method": idle.method, "causes": dict(idle.causes)},
             "evaluations": [
                 {"step": at.step, "metrics": mark.data.get("metrics"), "seconds": mark.data.get("seconds")}
@@ -482,6 +483,7 @@ class Report:
             "not_in_effect": [setting.name for setting in snapshot.settings if setting.in_effect is False],
             "warnings": snapshot.warnings,
             "skipped_lines": data.skipped,
+            "capture": None if snapshot.kernels is None else asdict(snapshot.kernels),
         }
 
 

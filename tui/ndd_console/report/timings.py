@@ -9,6 +9,7 @@ from ndd_console.words.blocks import Block, Facts, Layer, Stack, Table, Text, at
 from ndd_console.words.diagnosis import METHODS, capture, colour, functions, idle_bars, stacks
 from ndd_console.words.finding import POTENTIAL_GAIN
 from ndd_console.words.run import on_gpu, phases_table, ranks_facts, rates, slowest, step_time, work_facts
+from ndd_console.words.workers import workers_blocks
 from ndd_engine.diagnose.process_rules import milliseconds
 from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import RunEvent
@@ -44,6 +45,8 @@ def phases(report: Report) -> list[Block]:
         code.append(functions(report.snapshot, data.functions))
     elif data.stacks is not None:
         code.append(stacks(data.stacks))
+    if report.snapshot.workers is not None:
+        code += workers_blocks(report.snapshot)
     series = (("p50", "median (p50)", "blue"), ("p95", "p95", "orange"), ("max", "max", "vermillion"))
     lines = [report.line(f"step_{key}_ns", name, tint, 1e-9) for key, name, tint in series]
     about = "Each is computed per measuring interval of the record; a point is the mean of neighbouring ones."
@@ -202,10 +205,12 @@ def methods(report: Report) -> list[Block]:
         (data.gc_watched, "garbage collection", "callbacks of the Python interpreter; included in the phases"),
         (data.functions, "functions", "one step under Python's profiler, about every 30 s; in no other figure"),
         (data.stacks and not data.functions, "stack samples", "stack of the training thread, a few times per second"),
+        (snapshot.workers, "workers", "stamps of batches inside each worker; some batches under the profiler"),
         (isolated, "isolated times", "measured once before training in this process, the fastest of a few"),
         (data.trials, "measured gains", "ABBA blocks in one process or several; CI of the mean log-ratio"),
         (True, "potential gain", POTENTIAL_GAIN),
         (snapshot.headroom.fits_micro, "PREDICTED", "only the batch that fits: memory grows in proportion to it"),
+        (snapshot.workers, "predicted", "of workers: the loader played with the measured times of batches"),
     ]  # fmt: skip
     text = "All figures were measured in this run unless marked as predicted. n/a means not measured."
     return [Text(text), Facts.of(*((label, text) for present, label, text in rows if present))]

@@ -31,6 +31,7 @@ from .pages import (
     RanksScreen,
     RunPage,
     SettingsScreen,
+    WorkersScreen,
     code_folder,
 )
 from .trial import TrialScreen, proposed_changes
@@ -181,6 +182,8 @@ class LiveScreen(KeyScreen):
                 return not source.owned
             case "ranks":
                 return snapshot.ranks is not None
+            case "workers":
+                return snapshot.workers is not None
             case "values":
                 return bool(snapshot.scalars) or snapshot.texts is not None
             case _:
@@ -233,6 +236,7 @@ class LiveScreen(KeyScreen):
         self.app.push_screen(page(self.look, self.source))
 
     action_ranks = partialmethod(_open, RanksScreen)
+    action_workers = partialmethod(_open, WorkersScreen)
     action_values = partialmethod(_open, OwnValuesScreen)
     action_settings = partialmethod(_open, SettingsScreen)
     action_log = partialmethod(_open, LogScreen)

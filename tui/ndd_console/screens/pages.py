@@ -26,6 +26,7 @@ from ndd_console.words.blocks import Block, Text, small
 from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
 from ndd_console.words.finding import first_command
 from ndd_console.words.run import ranks_facts, settings_table, slowest, work_facts
+from ndd_console.words.workers import workers_blocks
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import foreign
 
@@ -240,6 +241,16 @@ class RanksScreen(RunPage):
 
     def lines(self, width: int) -> list[Row]:
         return ranks_lines(self._latest, width)
+
+
+class WorkersScreen(RunPage):
+    """The workers of a loader, from inside: times, functions, slowest items and memory."""
+
+    title_text = "workers"
+    keys = tables.WORKERS_KEYS
+
+    def lines(self, width: int) -> list[Row]:
+        return block_rows(workers_blocks(self._latest), width)
 
 
 class DiagnosisScreen(RunPage):

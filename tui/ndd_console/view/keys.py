@@ -60,6 +60,7 @@ NEEDS: dict[str, str] = {
     "training here": "a configuration cannot be trained from here",
     "values": "this run logs no values of its own",
     "wizard": "the wizard starts from a configuration or a workload, not from this entry",
+    "workers": "this run has no loader workers, or they have not made a few batches yet",
 }
 _STEERED = ("commands", "training")
 
@@ -82,6 +83,8 @@ LIVE_KEYS = (
         of_script="try a change: measure it against the script as it is"),
     Key("d,enter", "diagnosis", "diagnosis", "diagnosis: all findings with their evidence"),
     Key("r", "ranks", "ranks", "ranks: work, waiting and phases of each, slowest first", ("ranks",)),
+    Key("o", "workers", "workers", "loader workers: times, functions, slowest items, memory", ("workers",),
+        drop=2),
     Key("w", "wizard", "wizard", "wizard: propose and measure configurations for this machine", ("wizard",), drop=5),
     Key("p", "pause", "pause", "pause or resume", _STEERED),
     Key("c", "checkpoint", "checkpoint", "save a checkpoint", (*_STEERED, "checkpoints")),
@@ -99,7 +102,9 @@ LIVE_KEYS = (
         of_script="end the script with Ctrl-C; again: kill it"),
 )  # fmt: skip
 PAGE_KEYS = (_HELP, _BACK)
-SETTINGS_KEYS, VALUES_KEYS, RANKS_KEYS, COMPARISON_KEYS = ((_HELP, _back(opened_by)) for opened_by in "ivrc")
+SETTINGS_KEYS, VALUES_KEYS, RANKS_KEYS, COMPARISON_KEYS, WORKERS_KEYS = (
+    (_HELP, _back(opened_by)) for opened_by in "ivrco"
+)
 HELP_KEYS = (_back("question_mark", "h"),)
 DIAGNOSIS_KEYS = (
     Key("t", "try", "try", "try one of the proposed changes", ("change",)),

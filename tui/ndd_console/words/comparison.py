@@ -9,6 +9,7 @@ from ndd_engine.text import MISSING, number, plural, rate, size
 from ndd_engine.trial.compare import NOT_SET, Comparison, Difference, Recorded, SeveralCompared, phase_names
 
 from .blocks import Block, Diff, Facts, Table, clip, ns
+from .model_work import changed_modules
 
 # The runs, in their order.
 LETTERS = string.ascii_uppercase
@@ -51,6 +52,9 @@ def two_compared(comparison: Comparison) -> Iterator[Block]:
     if comparison.diff:
         yield Diff(comparison.diff[:_DIFF], len(comparison.diff[_DIFF:]))
     yield Table("", ("", "A", "B", "B / A"), tuple(_figures(comparison)), frozenset({1, 2, 3}), _TIMES)
+    modules = changed_modules(comparison.a.snapshot.kernels, comparison.b.snapshot.kernels)
+    if modules is not None and modules.rows:
+        yield modules
 
 
 def _identity(side: Recorded) -> str:

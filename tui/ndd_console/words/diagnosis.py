@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.diagnose.view import View
@@ -27,6 +26,7 @@ from .blocks import (
     ns,
 )
 from .finding import verdict
+from .model_work import work_tables
 from .run import setting
 
 METHODS = {
@@ -89,7 +89,7 @@ def functions(snapshot: Snapshot, profiled: FunctionsEvent) -> Table:
     workers = setting(snapshot.run, "loader", "workers")
     if isinstance(workers, int) and workers:
         which = "the loader worker" if workers == 1 else f"the {number(workers)} loader workers"
-        note += f" Functions in {which} cannot be seen; loader.workers=0 shows them."
+        note += f" Functions in {which} are listed by themselves."
     columns = ("share", "time", "calls", "phase", "function", "called by")
     return Table(title, columns if rows else (), rows, frozenset({0, 1, 2}), note, wide=4, paths=True)
 
@@ -136,24 +136,8 @@ def capture(kernels: KernelsEvent, step: int = 0) -> list[Block]:
         tuple(rows),
         frozenset({0, 1, 2}),
     )
-    modules = (
-        "Sums of the kernels or operators of each module, without those of the modules inside it. Backward is assigned "
-        "by autograd's sequence numbers. Modules of equal blocks are one row (*)."
-    )
-    lines = "Sums of the kernels or operators of the modules that a line of your own code calls."
-    by_module = [
-        (str(row[0]) if row[1] in ("", row[0]) else f"{row[0]} ({row[1]})", *row[2:5])
-        for row in kernels.modules
-        if len(row) >= 5
-    ]
-    by_line = [(f"{row[0]}:{row[1]} in {row[2]}", *row[3:6]) for row in kernels.lines if len(row) >= 6]
-    tables = (
-        longest,
-        _by_owner(kernels, by_module[: 2 * _TOP], "module", at, modules),
-        _by_owner(kernels, by_line[:_TOP], "line", at, lines),
-    )
     bars = idle_bars(f"Idle {percent(sum(causes.values()))} in the {at}", causes, note)
-    return [bars, *(table for table in tables if table.rows)]
+    return [bars, *([longest] if longest.rows else []), *work_tables(kernels, at)]
 
 
 def idle_bars(title: str, causes: dict[str, float], note: str) -> Bars:
@@ -163,21 +147,6 @@ def idle_bars(title: str, causes: dict[str, float], note: str) -> Bars:
         for index, (cause, share) in enumerate(sorted(causes.items(), key=lambda item: -item[1]))
     )
     return Bars(title, rows, note)
-
-
-def _by_owner(
-    kernels: KernelsEvent, owners: Sequence[tuple[Any, ...]], title: str, at: str, note: str
-) -> Table:
-    """owners: (name, nanoseconds of forward and of backward, calls of forward), in the whole capture."""
-    steps = max(kernels.steps, 1)
-    rows = []
-    for name, *figures in owners:
-        forward, backward, calls = (finite(value) or 0.0 for value in figures)
-        share = percent((forward + backward) / kernels.wall_ns)
-        rows.append((share, ns(forward / steps), ns(backward / steps), number(calls / steps), name))
-    columns = ("share", "forward per step", "backward per step", "calls per step", title)
-    heading = f"Forward and backward by {title} in the {at}"
-    return Table(heading, columns, tuple(rows), frozenset(range(4)), note, wide=4, paths=title == "line")
 
 
 def isolated(baseline: BaselineEvent) -> Facts:

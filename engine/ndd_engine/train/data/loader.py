@@ -5,10 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.util
 import os
+import shutil
 import signal
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,6 +18,7 @@ from functools import partial
 from itertools import chain, islice
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeGuard
 
@@ -27,8 +30,10 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 from ndd_engine.batches import map_tensors, tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import TrainingError
+from ndd_engine.shared_folder import shared_folder
 from ndd_engine.text import counted
 from ndd_engine.workloads.base import Batch, Collate, Order, Stream, Workload, item_count
+from ndd_watch import workers
 
 from .item_sources import Collated, EpochBatches, ItemSource, StreamOrder, WholeBatches, make_source
 from .order import ALONE, IndexOrder, Share, checksum, length, mixed
@@ -144,8 +149,12 @@ def worker_options(
     persistent: bool,
     begin: Callable[[int], Any] | None = None,
     in_order: bool = True,
+    folder: Path | None = None,
 ) -> dict[str, Any]:
-    """The options of torch's DataLoader that concern its workers. begin: a worker_init_fn of the user's."""
+    """The options of torch's DataLoader that concern its workers. begin: a worker_init_fn of the user's.
+
+    folder: where workers tell of themselves, see `ndd_watch.workers`; None for nowhere.
+    """
     if workers == 0:
         return {"num_workers": 0, "persistent_workers": persistent}
     # Other threads exist (recorder, sampler, console): a fork could copy locks that they hold.
@@ -153,7 +162,7 @@ def worker_options(
     if method == "forkserver":
         start_server()
     return {
-        "worker_init_fn": belong if begin is None else partial(_belong_and, begin),
+        "worker_init_fn": partial(_begin, begin, "" if folder is None else str(folder)),
         "num_workers": workers,
         "persistent_workers": persistent,
         "prefetch_factor": prefetch,
@@ -189,9 +198,14 @@ def belong(_worker: int) -> None:
         threading.Thread(target=_end_with, args=(owner,), name="ndd-owner", daemon=True).start()
 
 
-def _belong_and(begin: Callable[[int], Any], worker: int) -> None:
+def _begin(begin: Callable[[int], Any] | None, folder: str, worker: int) -> None:
+    """Called by torch's function of a worker."""
     belong(worker)
-    begin(worker)
+    if folder:
+        given = sys._getframe(1).f_locals
+        workers.begin(folder, {name: given[name] for name in workers.ARGUMENTS if name in given})
+    if begin is not None:
+        begin(worker)
 
 
 def _end_with(owner: Any) -> None:
@@ -300,7 +314,8 @@ class Batches(_Loaded):
 
     collate, epochs_differ, order: the workload's. device: target of `placement = "device"`. tell: called with the
     progress of encoding. own_order: that of a user's own sampler or stream, which counts its passes itself; None for
-    the engine's order, which follows from the step. share: of this rank. Raises UsageError and DoesNotFitError, see
+    the engine's order, which follows from the step. share: of this rank. observed: whether workers tell of themselves,
+    in `worker_folder`. Raises UsageError and DoesNotFitError, see
     make_source.
     """
 
@@ -314,15 +329,21 @@ class Batches(_Loaded):
         tell: Callable[[str], None] = lambda _text: None,
         order: Order | None = None,
         share: Share = ALONE,
+        observed: bool = False,
     ) -> None:
         loader, micro, seed = config.loader, config.batch.micro, config.run.seed
         self.share = share
+        self.worker_folder = shared_folder() if observed and loader.workers else None
+        if self.worker_folder is not None:
+            weakref.finalize(self, shutil.rmtree, self.worker_folder, ignore_errors=True)
         order = order or Order()
         shuffle = order.shuffle if loader.shuffle is None else loader.shuffle
         persistent = loader.workers > 0 if loader.persistent is None else loader.persistent
         # Each worker of a stream sends its position, in turn.
         ordered = loader.in_order or isinstance(data, Stream)
-        workers = worker_options(loader.workers, loader.prefetch, persistent, order.worker_init_fn, ordered)
+        workers = worker_options(
+            loader.workers, loader.prefetch, persistent, order.worker_init_fn, ordered, self.worker_folder
+        )
         items = item_count(data)
         self.shuffled = shuffle
         self.own_order: IndexOrder | StreamOrder | None = None

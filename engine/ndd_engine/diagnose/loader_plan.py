@@ -1,0 +1,118 @@
+"""A loader with workers, played with measured times: what another number of them, or another order, would bring.
+
+As in torch, each batch that the training takes gives one out, by turns to the workers, or to the one with the fewest
+where the order is free. What it predicts only ranks what a trial measures.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+# Batches that are played, of which the first ones do not count; and the most workers that are played.
+BATCHES, FIRST, MOST = 400, 60, 64
+# So many workers are enough with which steps take at most this part longer than with all that are played.
+ENOUGH = 0.03
+
+
+@dataclass(frozen=True)
+class LoaderPlan:
+    """A loader. made_ns: times of batches, as quantiles. between_ns: of the training from one batch to the next one
+    that it wants. receive_ns: of a batch in the process that trains. cpu_ns: processor time of a batch in a worker.
+    cores: that all of them share; 0 for any number."""
+
+    made_ns: Sequence[float]
+    between_ns: float
+    workers: int
+    prefetch: int = 2
+    in_order: bool = True
+    receive_ns: float = 0.0
+    cpu_ns: float = 0.0
+    cores: float = 0.0
+
+    def with_settings(self, sets: Sequence[str]) -> LoaderPlan | None:
+        """With settings such as "loader.workers=4"; None if one of them cannot be played."""
+        found = self
+        for one in sets:
+            name, _, value = one.partition("=")
+            if name == "loader.workers":
+                found = replace(found, workers=int(value))
+            elif name == "loader.prefetch":
+                found = replace(found, prefetch=int(value))
+            elif name == "loader.in_order":
+                found = replace(found, in_order=value != "false")
+            elif name != "loader.persistent":
+                return None
+        return found
+
+
+def batch_ns(plan: LoaderPlan) -> float:
+    """Nanoseconds from one batch to the next."""
+    service = _mixed(plan.made_ns)
+    if not service:
+        return plan.between_ns
+    mean = sum(service) / len(service)
+    if not plan.workers:
+        return plan.between_ns + mean
+    played = _play(plan, service)
+    if plan.cores:
+        # The training has one core, or what it needs of it.
+        played = max(played, (plan.cpu_ns + plan.between_ns) / plan.cores)
+    return played
+
+
+def enough(plan: LoaderPlan) -> int:
+    """The fewest workers with which more of them would bring little."""
+    best = batch_ns(replace(plan, workers=MOST))
+    for workers in range(1, MOST):
+        if batch_ns(replace(plan, workers=workers)) <= (1 + ENOUGH) * best:
+            return workers
+    return MOST
+
+
+def _mixed(quantiles: Sequence[float]) -> list[float]:
+    """Times of batches in an order without a pattern, the same for each plan."""
+    found, state = [], 12345
+    for _ in range(BATCHES + MOST * 16 if quantiles else 0):
+        state = (state * 1103515245 + 12345) & 0x7FFFFFFF
+        found.append(quantiles[(state >> 8) % len(quantiles)])
+    return found
+
+
+def _play(plan: LoaderPlan, service: list[float]) -> float:
+    free, tasks = [0.0] * plan.workers, [0] * plan.workers
+    ready: dict[int, tuple[float, int]] = {}
+    arrived: list[tuple[float, int, int]] = []
+    sent = turn = 0
+    now = begin = 0.0
+
+    def give() -> None:
+        nonlocal sent, turn
+        worker = turn
+        for _ in range(plan.workers):
+            worker, turn = turn, (turn + 1) % plan.workers
+            if plan.in_order or tasks[worker] < plan.prefetch:
+                break
+        free[worker] = max(free[worker], now) + service[sent % len(service)]
+        tasks[worker] += 1
+        ready[sent] = free[worker], worker
+        if not plan.in_order:
+            heapq.heappush(arrived, (free[worker], sent, worker))
+        sent += 1
+
+    for _ in range(plan.prefetch * plan.workers):
+        give()
+    for taken in range(BATCHES):
+        if taken == FIRST:
+            begin = now
+        if plan.in_order:
+            at, worker = ready.pop(taken)
+        else:
+            at, number, worker = heapq.heappop(arrived)
+            del ready[number]
+        tasks[worker] -= 1
+        now = max(now, at) + plan.receive_ns
+        give()
+        now += plan.between_ns
+    return (now - begin) / (BATCHES - FIRST)

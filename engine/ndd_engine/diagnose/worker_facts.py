@@ -1,0 +1,157 @@
+"""What is known from inside loader workers: which function takes their time, and what a change would bring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ndd_engine.record.worker_events import WorkerFigures, WorkerFunction, WorkersEvent
+from ndd_engine.text import counted, number, percent, printable, size, span, times
+
+from .finding import Change, Evidence
+from .loader_plan import LoaderPlan, batch_ns, enough
+from .view import CONFIG, PROFILER, View, place
+
+INSIDE = "loader workers"
+# A function is named that takes this part of a batch, and is called most of it from this part on.
+NAMED, MOSTLY = 0.2, 0.5
+# Workers that wait so much for the training are not what it waits for.
+IDLE = 0.6
+# Sending is told that takes this part of making a batch; items and workers, that take so many times the usual.
+SENDING, UNEVEN, SLOWER = 0.5, 10.0, 1.7
+# Nanoseconds of a page that is touched first, at least; the part of a batch from which on it is told.
+FAULT_NS, TOUCHING = 250.0, 0.1
+# A change that is predicted to bring less comes after all others.
+LITTLE = 0.03
+PREFETCH = 2
+DOES = {
+    "computes": "computing", "storage": "in files", "lock": "waiting for a lock", "sleeps": "sleeping",
+    "connection": "waiting for a connection", "pickle": "pickling", "waits": "waiting, as for storage",
+}  # fmt: skip
+
+
+def inside(view: View) -> WorkersEvent | None:
+    """What the workers told; None if there are none, or nothing is known of them."""
+    found = view.snapshot.workers
+    return found if found is not None and found.workers and view.workers else None
+
+
+def busy(found: WorkersEvent) -> bool:
+    """Whether the workers work most of the time."""
+    return min(worker.idle for worker in found.workers) < IDLE
+
+
+def slowest(view: View) -> WorkerFunction | None:
+    """The function that takes most of a batch in workers that the training waits for; None if none does."""
+    found = inside(view)
+    if found is None or not busy(found):
+        return None
+    large = [function for function in found.functions if function[4] >= NAMED]
+    # What of a library none of the user's functions calls comes after these.
+    return min(large, key=lambda function: "-packages" in function[0], default=None)
+
+
+def where(function: WorkerFunction) -> str:
+    """ "clips.py:14 in Clips.decode"."""
+    return place(printable(function[0]), function[1], printable(function[2]))
+
+
+def does(function: WorkerFunction) -> str:
+    """What a function spends most of its time with: "computing"; two kinds if both take much."""
+    kinds = sorted(function[6].items(), key=lambda item: -item[1])
+    told = [DOES.get(kind, kind) for kind, share in kinds[:2] if share >= 0.3 * function[4]]
+    return " and ".join(told)
+
+
+def function_evidence(function: WorkerFunction) -> Evidence:
+    """ "in the loader workers, clips.py:14 in Clips.decode takes 73 % of the time of a batch (computing)"."""
+    doing = f" ({does(function)})" if function[6] else ""
+    return Evidence(
+        f"in {INSIDE}, {where(function)} takes {percent(function[4])} of a batch{doing}", PROFILER
+    )
+
+
+def evidence(view: View) -> list[Evidence]:
+    """What the workers spend their time with, besides functions."""
+    found = inside(view)
+    if found is None:
+        return []
+    workers, told = found.workers, []
+    made = sum(worker.batch_ns for worker in workers) / len(workers)
+    idle = sum(worker.idle for worker in workers) / len(workers)
+    rate = f"a worker makes a batch in {span(made)}"
+    told.append(f"{rate}, and waits {percent(idle)} of its time until one is wanted")
+    sending = sum(worker.pickle_ns + worker.send_ns for worker in workers) / len(workers)
+    if sending >= SENDING * made:
+        bytes_of = sum(worker.batch_bytes for worker in workers) / len(workers)
+        told.append(f"pickling and sending a batch of {size(round(bytes_of))} takes {span(sending)}")
+    if (text := uneven_items(workers)) or (text := uneven_workers(workers)):
+        told.append(text)
+    faults = [worker.faults for worker in workers if worker.faults is not None]
+    if faults and FAULT_NS * max(faults) >= TOUCHING * made:
+        told.append(f"a batch touches {number(round(max(faults)))} pages of memory for the first time")
+    return [Evidence(text, INSIDE) for text in told]
+
+
+def uneven_items(workers: Sequence[WorkerFigures]) -> str:
+    """The slowest items, if they take many times as long as usual ones."""
+    median = max(worker.item_ns[0] for worker in workers)
+    slow = sorted(((ns, name) for worker in workers for ns, name in worker.slow), reverse=True)
+    if not slow or max(worker.item_ns[2] for worker in workers) < UNEVEN * median:
+        return ""
+    names = ", ".join(dict.fromkeys(f"{printable(name)} ({span(ns)})" for ns, name in slow[:3]))
+    return f"the slowest items are {names}; the median is {span(median)}"
+
+
+def uneven_workers(workers: Sequence[WorkerFigures]) -> str:
+    """The worker that takes much longer for a batch than the others, if one does."""
+    if len(workers) < 2:
+        return ""
+    slow = max(workers, key=lambda one: one.batch_ns)
+    others = [one.batch_ns for one in workers if one is not slow]
+    ratio = slow.batch_ns / max(sum(others) / len(others), 1.0)
+    text = f"worker {slow.number} takes {ratio:.1f} times as long for a batch as the others"
+    return text if ratio >= SLOWER else ""
+
+
+def plan_of(view: View) -> LoaderPlan | None:
+    """The loader of a run as it is; None without measured times."""
+    found = inside(view)
+    if found is None or not found.batch_quantiles_ns or view.step_ns <= 0:
+        return None
+    micro = max(view.micro_steps, 1.0)
+    return LoaderPlan(
+        found.batch_quantiles_ns, max(view.step_ns - view.wait.ns, 1.0) / micro, view.workers,
+        view.whole("loader.prefetch") or PREFETCH, view.get("loader.in_order") is not False,
+        cpu_ns=sum(worker.cpu_ns for worker in found.workers) / len(found.workers),
+        cores=float(view.whole_cores or 0),
+    )  # fmt: skip
+
+
+def ranked(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
+    """The changes with what is predicted of them, the largest gain first; those that cannot be played keep their place
+    before those that are predicted to bring little."""
+    plan = plan_of(view)
+    if plan is None:
+        return tuple(changes)
+    now = batch_ns(plan)
+    rows: list[tuple[float, Change]] = []
+    for change in changes:
+        other = plan.with_settings(change.sets) if change.sets else None
+        if other is None or other == plan:
+            rows.append((LITTLE, change))
+            continue
+        gain = now / max(batch_ns(other), 1.0) - 1
+        told = f"predicted: {times(1 + gain)}" if gain >= LITTLE else "predicted: little or nothing"
+        rows.append((gain if gain >= LITTLE else 0.0, replace(change, text=f"{change.text} ({told})")))
+    return tuple(change for _, change in sorted(rows, key=lambda row: -row[0]))
+
+
+def needed(view: View) -> Evidence | None:
+    """How many workers would be enough, by the measured times."""
+    plan = plan_of(view)
+    if plan is None:
+        return None
+    count = enough(plan)
+    text = f"predicted from the times of batches: {counted(count, 'worker')} would be enough"
+    return Evidence(text, CONFIG) if count != view.workers else None

@@ -1,0 +1,45 @@
+"""What a loader with other workers, another order or batches further ahead is predicted to bring."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ndd_engine.diagnose.loader_plan import LoaderPlan, batch_ns, enough
+
+MS = 1e6
+EVEN = LoaderPlan([20 * MS], 4 * MS, workers=2)
+# One batch in ten takes twenty times as long.
+TAIL = LoaderPlan([12 * MS] * 9 + [240 * MS], 4 * MS, workers=3)
+
+
+def test_workers_share_the_time_of_batches() -> None:
+    assert batch_ns(EVEN) == pytest.approx(10 * MS, rel=0.05)
+    assert batch_ns(replace(EVEN, workers=4)) == pytest.approx(5 * MS, rel=0.05)
+    assert batch_ns(replace(EVEN, workers=16)) == pytest.approx(4 * MS, rel=0.05)
+    assert enough(EVEN) == 5
+
+
+def test_without_workers_a_batch_is_made_in_between() -> None:
+    assert batch_ns(replace(EVEN, workers=0)) == pytest.approx(24 * MS)
+
+
+def test_batches_that_differ_wait_behind_a_slow_one() -> None:
+    now = batch_ns(TAIL)
+    assert batch_ns(replace(TAIL, in_order=False)) < 0.8 * now
+    assert batch_ns(replace(TAIL, prefetch=8)) < 0.95 * now
+    even = replace(TAIL, made_ns=[36 * MS])
+    assert batch_ns(replace(even, in_order=False)) == pytest.approx(batch_ns(even), rel=0.03)
+
+
+def test_cores_bound_what_workers_bring() -> None:
+    bound = replace(EVEN, workers=16, cpu_ns=20 * MS, cores=2)
+    assert batch_ns(bound) == pytest.approx(12 * MS, rel=0.05)
+
+
+def test_settings_that_cannot_be_played_have_no_prediction() -> None:
+    assert EVEN.with_settings(["loader.cache=true"]) is None
+    assert EVEN.with_settings(["loader.workers=4", "loader.prefetch=8"]) == replace(
+        EVEN, workers=4, prefetch=8
+    )

@@ -1,0 +1,190 @@
+"""What a loader's worker tells of itself: driven here through the queues that torch hands to it."""
+
+from __future__ import annotations
+
+import multiprocessing.process
+import queue
+import time
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import pytest
+from torch.utils.data import Subset
+
+from ndd_engine.measure.worker_watch import WorkerWatch
+from ndd_engine.record.worker_events import WorkersEvent
+from ndd_watch.sheet import SUFFIX, read
+from ndd_watch.workers import SLOWEST, Worker, begin
+
+assert multiprocessing.process
+
+
+class Indices:
+    """A queue of lists of indices."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.waiting = deque(enumerate(batches))
+
+    def get(self, timeout: float | None = None) -> Any:
+        return self.waiting.popleft() if self.waiting else None
+
+
+class Sent:
+    """A queue of batches."""
+
+    def __init__(self) -> None:
+        self._thread, self._buffer, self._wlock = None, deque[Any](), Lock()
+        self.batches: list[Any] = []
+
+    def put(self, item: Any) -> None:
+        self._buffer.append(item)
+        self.batches.append(self._buffer.popleft())
+        self._wlock.acquire()
+        self._wlock.release()
+
+
+class Items:
+    """Items by index, of which one takes longer."""
+
+    def __init__(self, slow: int = -1) -> None:
+        self.slow = slow
+
+    def __getitem__(self, index: int) -> int:
+        if self.slow >= 0:
+            time.sleep(0.03 if index == self.slow else 0.001)
+        return index * 2
+
+
+class Whole(Items):
+    """Items of a batch at once."""
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        assert type(indices) is list
+        return [index * 2 for index in indices]
+
+
+def works(
+    folder: Path, dataset: Any, batches: list[Any], alone: bool = False
+) -> tuple[list[Any], dict[str, Any]]:
+    """What torch's function of a worker does: the batches that it sends, and what the worker told."""
+    indices, sent = Indices(batches), Sent()
+    given = {
+        "dataset_kind": 0, "dataset": dataset, "index_queue": indices, "data_queue": sent, "auto_collation": not alone,
+        "collate_fn": list, "base_seed": 5, "worker_id": 1, "num_workers": 2,
+    }  # fmt: skip
+    Worker(str(folder), given).begin()
+    while (found := indices.get(timeout=5)) is not None:
+        number, chosen = found
+        if alone:
+            data = dataset[chosen]
+        elif (together := getattr(dataset, "__getitems__", None)) is not None:
+            data = together(chosen)
+        else:
+            data = [dataset[index] for index in chosen]
+        sent.put((number, data))
+    (path,) = folder.glob(f"*{SUFFIX}")
+    told = read(path.read_bytes())
+    assert told is not None
+    return sent.batches, told[0]
+
+
+@pytest.fixture(autouse=True)
+def _each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each batch is looked at, whatever that takes."""
+    monkeypatch.setattr("ndd_watch.workers.SHARE", 1.0)
+
+
+def lists(count: int, size: int = 4) -> list[list[int]]:
+    return [list(range(size * number, size * (number + 1))) for number in range(count)]
+
+
+def test_the_slowest_item_is_told_by_its_index_and_batches_are_the_same(tmp_path: Path) -> None:
+    batches, told = works(tmp_path, Items(slow=21), lists(12))
+    assert batches == [(number, [2 * index for index in chosen]) for number, chosen in enumerate(lists(12))]
+    ns, index = told["slow"][0]
+    assert index == "21" and ns >= 30_000_000
+    assert len(told["slow"]) <= SLOWEST
+    assert told["batches"] == 12
+    assert told["fetch_ns"] < told["wall_ns"]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "apart"), [(Items(), True), (Whole(), False), (Subset(Items(), range(100)), True),
+                           (Subset(Whole(), range(100)), False)],
+)  # fmt: skip
+def test_only_what_reads_item_by_item_gets_another_iterable(
+    tmp_path: Path, dataset: Any, apart: bool
+) -> None:
+    batches, told = works(tmp_path, dataset, lists(6))
+    assert [batch for _, batch in batches] == [[2 * index for index in chosen] for chosen in lists(6)]
+    assert told["by_item"] is apart
+
+
+def test_indices_that_are_no_list_are_handed_on(tmp_path: Path) -> None:
+    batches, told = works(tmp_path, Items(), [7, 8, 9], alone=True)
+    assert [batch for _, batch in batches] == [14, 16, 18]
+    assert not told["by_item"]
+
+
+def test_short_batches_are_looked_at_now_and_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ndd_watch.workers.SHARE", 0.002)
+    batches, told = works(tmp_path, Items(), lists(400))
+    assert [number for number, _ in batches] == list(range(400))
+    assert told["looked"] < 100 and told["every"] > 4
+
+
+def test_nothing_is_observed_in_the_process_that_trains(tmp_path: Path) -> None:
+    begin(str(tmp_path), {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_gone_costs_the_observation_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(multiprocessing.process, "parent_process", lambda: object())
+    begin(str(tmp_path / "gone"), {"worker_id": 0})
+
+
+def test_what_get_raises_reaches_torch(tmp_path: Path) -> None:
+    class Empty(Indices):
+        def get(self, timeout: float | None = None) -> Any:
+            raise queue.Empty
+
+    indices, sent = Empty([]), Sent()
+    given = {
+        "dataset_kind": 1, "dataset": iter(()), "index_queue": indices, "data_queue": sent, "auto_collation": True,
+        "collate_fn": list, "base_seed": 5, "worker_id": 0, "num_workers": 1,
+    }  # fmt: skip
+    Worker(str(tmp_path), given).begin()
+    with pytest.raises(queue.Empty):
+        indices.get(timeout=1)
+
+
+def test_the_reader_adds_up_what_workers_told(tmp_path: Path) -> None:
+    works(tmp_path, Items(slow=21), lists(12))
+    watch = WorkerWatch(tmp_path)
+    event = _only(watch.look([5], 3, final=True))
+    (worker,) = event.workers
+    assert (event.step, worker.number, worker.batches, worker.items) == (3, 1, 12, 48)
+    assert worker.slow[0][1] == "21"
+    assert worker.item_ns[0] <= worker.item_ns[1] <= worker.item_ns[2]
+    assert len(event.batch_quantiles_ns) == 20
+
+
+def test_workers_of_other_loaders_are_left_out(tmp_path: Path) -> None:
+    works(tmp_path, Items(), lists(12))
+    assert list(WorkerWatch(tmp_path).look([6], 3, final=True)) == []
+
+
+def test_a_file_that_is_none_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / f"worker-1{SUFFIX}").write_bytes(b"\x01" * (1 << 15))
+    (tmp_path / f"worker-2{SUFFIX}").write_bytes(b"")
+    assert list(WorkerWatch(tmp_path).look([], 3, final=True)) == []
+
+
+def _only(events: Iterator[WorkersEvent]) -> WorkersEvent:
+    (event,) = events
+    return event

@@ -1,0 +1,135 @@
+"""The workers of a loader in words: what each does with its time, its slowest items, and the functions that take it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ndd_engine.diagnose.loader_plan import batch_ns, enough
+from ndd_engine.diagnose.view import View
+from ndd_engine.diagnose.worker_facts import does, evidence, plan_of
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.record.worker_events import WorkerFigures, WorkersEvent
+from ndd_engine.text import MISSING, counted, number, percent, size
+
+from .blocks import Bars, Block, Facts, Table, Text, ns
+
+_MOST_ITEMS = 8
+NONE = "This run has no loader workers, or they have not made a few batches yet."
+_TIMES = (
+    "Times are of a batch. Idle is waiting until a batch is wanted. Another thread pickles and sends a batch, beside "
+    "the next one."
+)
+_SHARES = "Share of the time of a batch, without other functions of the list. Whole batches were profiled."
+
+
+def workers_blocks(snapshot: Snapshot) -> list[Block]:
+    """All that is known from inside the workers."""
+    found = snapshot.workers
+    if found is None or not found.workers:
+        return [Text(NONE, "note")]
+    view = View(snapshot)
+    return [
+        busy_bars(found.workers), facts(view), times_table(found.workers), functions_table(found),
+        *transforms_table(found), items_table(found.workers), memory_table(found.workers),
+    ]  # fmt: skip
+
+
+def busy_bars(workers: Sequence[WorkerFigures]) -> Bars:
+    """One bar for each: the part of its time in which it makes batches."""
+    rows = tuple(
+        (
+            f"worker {one.number}",
+            1 - one.idle,
+            f"{percent(1 - one.idle)} busy, {ns(one.batch_ns)} a batch",
+            "blue",
+        )
+        for one in workers
+    )
+    return Bars("Workers", rows)
+
+
+def facts(view: View) -> Facts:
+    """What stands out, and how many workers would be enough by the measured times."""
+    found, seen = view.snapshot.workers, evidence(view)
+    rows = [("seen" if not index else "", one.text) for index, one in enumerate(seen)]
+    if (plan := plan_of(view)) is not None:
+        told = f"{counted(enough(plan), 'worker')} would be enough; a batch each {ns(batch_ns(plan))} with those of now"
+        rows.append(("predicted", told))
+    doing = (
+        [(f"worker {one.number}", one.doing) for one in found.workers if one.doing]
+        if found is not None
+        else []
+    )
+    return Facts((*rows, *doing), warn=frozenset(name for name, _ in doing))
+
+
+def times_table(workers: Sequence[WorkerFigures]) -> Table:
+    """Where the time of each worker goes."""
+    columns = (
+        "worker", "batches", "batch", "item", "slowest 1 %", "collate", "pickle", "pipe", "idle", "start", "first",
+    )  # fmt: skip
+    rows = tuple(
+        (
+            f"{one.number}" + (f" (started {one.starts} times)" if one.starts > 1 else ""), number(one.batches),
+            ns(one.batch_ns), ns(one.item_ns[0]), ns(one.item_ns[2]), ns(one.collate_ns), ns(one.pickle_ns),
+            ns(one.send_ns + one.blocked_ns), ns(one.idle_ns), ns(one.start_ns), ns(one.first_ns),
+        )
+        for one in workers
+    )  # fmt: skip
+    return Table("Times", columns, rows, frozenset(range(1, len(columns))), _TIMES)
+
+
+def functions_table(found: WorkersEvent) -> Table:
+    """The functions that take the time of a batch."""
+    title = f"Functions in workers, from {counted(found.profiles, 'batch')} under Python's profiler"
+    rows = tuple(
+        (
+            percent(row[4]),
+            percent(row[5]),
+            number(row[3]),
+            does(row) or MISSING,
+            f"{row[0]}:{row[1]} in {row[2]}",
+        )
+        for row in found.functions
+    )
+    columns = ("share", "with calls", "calls", "what", "function") if rows else ()
+    note = _SHARES if rows else "No batch was profiled yet."
+    return Table(title, columns, rows, frozenset({0, 1, 2}), note, wide=4, paths=True)
+
+
+def transforms_table(found: WorkersEvent) -> list[Block]:
+    """Each transform of a list of them; none without one."""
+    rows = tuple((percent(share), name) for name, share in found.transforms)
+    return [Table("Transforms", ("share", "transform"), rows, frozenset({0}), wide=1)] if rows else []
+
+
+def items_table(workers: Sequence[WorkerFigures]) -> Table:
+    """The slowest items by their index."""
+    slow = sorted(((took, name, one.number) for one in workers for took, name in one.slow), reverse=True)
+    rows = tuple((ns(took), name, f"{worker}") for took, name, worker in slow[:_MOST_ITEMS])
+    return Table("Slowest items", ("time", "index", "worker"), rows, frozenset({0}), wide=1)
+
+
+def memory_table(workers: Sequence[WorkerFigures]) -> Table:
+    """What Linux knows of each."""
+    columns = (
+        "worker",
+        "pid",
+        "memory",
+        "private",
+        "descriptors",
+        "from storage a batch",
+        "new pages a batch",
+        "late",
+    )
+    rows = tuple(
+        (
+            f"{one.number}", f"{one.pid}" if one.pid else MISSING, size(one.pss_bytes), size(one.private_bytes),
+            MISSING if one.descriptors is None else number(one.descriptors),
+            MISSING if one.read_bytes is None else size(round(one.read_bytes)),
+            MISSING if one.faults is None else number(round(one.faults)), percent(one.late),
+        )
+        for one in workers
+    )  # fmt: skip
+    note = "Memory counts shared pages in proportion (PSS). Late: ready to run, without a processor."
+    return Table("Processes", columns, rows, frozenset(range(1, len(columns))), note)
