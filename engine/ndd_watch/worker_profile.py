@@ -18,7 +18,7 @@ from typing import Any
 from .apart import Dropped, module_of, time
 from .looks import attributes, bases, class_name, namespace, own
 from .mapped import _text
-from .probes import SPARE_DEPTH, _depth, handles_alarms, profiled
+from .probes import SPARE_DEPTH, depth, handles_alarms, profiled
 from .profiler import _KIND, _MONITORING, INLINE, _added_ns, _name
 from .steps import PROFILE_NS
 
@@ -147,7 +147,7 @@ class BatchProfiles:
         used_ns = cpu_ns + WAITED * wall_ns
         if self._count > 1 and self._spent_ns > SHARE * used_ns:
             return False
-        if profiled() or handles_alarms() or _depth() + SPARE_DEPTH > sys.getrecursionlimit():
+        if profiled() or handles_alarms() or depth() + SPARE_DEPTH > sys.getrecursionlimit():
             return False
         kind = _by_processor if self._clock else _KIND
         if self._added[self._clock] is None:
