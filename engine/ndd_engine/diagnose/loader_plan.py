@@ -10,8 +10,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-# Batches that a worker of torch loads ahead where nothing else is set.
-PREFETCH = 2
+from ndd_watch.changes import PREFETCH
+
 # Batches that are played, of which the first ones do not count; and the most workers that are played.
 BATCHES, FIRST, MOST = 400, 60, 64
 # So many workers are enough with which steps take at most this part longer than with all that are played.
