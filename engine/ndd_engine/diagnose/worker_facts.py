@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ndd_engine.record.worker_events import WorkerFigures, WorkerFunction, WorkersEvent
 from ndd_engine.text import counted, number, percent, printable, size, span, times
+from ndd_watch.changes import PREFETCH
 
 from .finding import Change, Evidence
 from .loader_plan import LoaderPlan, batch_ns, enough
@@ -23,7 +24,6 @@ SENDING, UNEVEN, SLOWER = 0.5, 10.0, 1.7
 FAULT_NS, TOUCHING = 250.0, 0.1
 # A change that is predicted to bring less comes after all others.
 LITTLE = 0.03
-PREFETCH = 2
 DOES = {
     "computes": "computing", "storage": "in files", "lock": "waiting for a lock", "sleeps": "sleeping",
     "connection": "waiting for a connection", "pickle": "pickling", "waits": "waiting, as for storage",

@@ -202,7 +202,7 @@ LINEAR, LINEAR_BYTES = 0.01, 256 * KIB
 UNCHECKED = "no recording at a third micro-batch confirms that memory grows linearly with it"
 
 
-def alike(trace: Callable[[int], Trace], at: Sequence[int], limit_s: float = RECORD_S) -> Family:
+def alike(trace: Callable[[int], Trace], at: Sequence[int], limit_s: float | None = None) -> Family:
     """Fit the first two neighbouring sizes whose traces match, or the last two. A single size is used for all sizes.
 
     Libraries may select other kernels for very small batches. A recording at a third size must confirm the line: an
@@ -232,7 +232,7 @@ def alike(trace: Callable[[int], Trace], at: Sequence[int], limit_s: float = REC
         if found.aligned and any(not departs(found, other, micro) for micro, other in recorded[:-1]):
             return found
         found = replace(found, nonlinear=why)
-        if time.perf_counter() - begin > limit_s:
+        if time.perf_counter() - begin > (RECORD_S if limit_s is None else limit_s):
             break
         recorded.append((above, large))
     assert found is not None  # `at` has at least two sizes
