@@ -180,16 +180,16 @@ class RowList(OptionList):
         shape = [item.value is None for item in entries]
         if shape != [item.value is None for item in before]:
             place = self.highlighted or 0
-            options = [Option(self._prompt(item), disabled=item.value is None) for item in entries]
+            options = [Option(self._drawn_as(item), disabled=item.value is None) for item in entries]
             self.clear_options()
             self.add_options(options)
             self.choose(place)
             return
         for index, (old, new) in enumerate(zip(before, entries, strict=True)):
             if old.rows != new.rows:
-                self.replace_option_prompt_at_index(index, self._prompt(new))
+                self.replace_option_prompt_at_index(index, self._drawn_as(new))
 
-    def _prompt(self, entry: Entry) -> Prompt:
+    def _drawn_as(self, entry: Entry) -> Prompt:
         return Prompt(entry.rows, self._look, self.folder)
 
     def on_click(self, event: events.Click) -> None:
