@@ -136,6 +136,9 @@ def test_every_part_of_the_observer_is_described() -> None:
     parts = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     listed = (folder / "__init__.py").read_text("utf-8").split('"""')[1]
     assert parts <= set(re.findall(r"^    (\w+) ", listed, re.MULTILINE))
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8").partition("## The observer")[2]
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    assert parts <= {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
 
 def test_no_further_class_shares_its_name() -> None:
