@@ -40,6 +40,8 @@ def test_cores_bound_what_workers_bring() -> None:
 
 def test_settings_that_cannot_be_played_have_no_prediction() -> None:
     assert EVEN.with_settings(["loader.cache=true"]) is None
+    # What a change to no workers takes back is torch's own number.
+    assert EVEN.with_settings(["loader.workers=0", "loader.prefetch=none"]) == replace(EVEN, workers=0)
     assert EVEN.with_settings(["loader.workers=4", "loader.prefetch=8"]) == replace(
         EVEN, workers=4, prefetch=8
     )

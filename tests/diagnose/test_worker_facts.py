@@ -78,3 +78,14 @@ def test_changes_are_ranked_by_what_is_predicted() -> None:
     ])  # fmt: skip
     assert [change.text.partition(" (")[0] for change in order] == ["more", "cache", "order"]
     assert "predicted" in order[0].text and "predicted: little or nothing" in order[2].text
+
+
+def test_more_workers_are_proposed_where_they_wait_and_fewer_are_not() -> None:
+    sleeps = (*DECODE[:4], 0.9, 0.9, {"sleeps": 0.9})
+    one = told(workers=told().workers[:1], functions=[sleeps])
+    found = script(
+        None, {"workers": 1}, phases=healthy(data_wait=80.0), after={6: [one]}, host=cores(2.0, 1.9)
+    )
+    changes = found.named("data-wait").changes
+    assert changes[0].sets[0].startswith("loader.workers=") and changes[0].sets[0] > "loader.workers=1"
+    assert all(change.sets[:1] != ("loader.workers=0",) for change in changes)

@@ -131,6 +131,9 @@ def test_a_loop_over_time_is_extended_to_what_it_would_be(
     times = [spent(issues(each, card, True)).busy_s for each in (ops, whole.micro)]
     assert times[0] == pytest.approx(times[1], rel=0.001)
     assert not tracer.memory("test").why_not
+    # Another size of the same model need not look for it.
+    again = ShapeTracer(config, prepare(config), lambda _: None, tracer.leaves)
+    assert again._loop == loop
 
 
 @pytest.mark.long

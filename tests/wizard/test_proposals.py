@@ -21,6 +21,7 @@ from ndd_engine.hardware.named_gpus import gpu_named
 from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.estimate import Family, ItemCounts, Memory, StepTime, TimedBatch, Trace
 from ndd_engine.predict.probe_process import Probed, other_is_faster
+from ndd_engine.wizard import planner as planner_module
 from ndd_engine.wizard.planner import Planner, ProbedModel, Situation, proposals, unprobed_present
 from ndd_engine.wizard.proposals import (
     KEPT,
@@ -293,6 +294,22 @@ def test_data_on_the_gpu_costs_memory_and_saves_time() -> None:
 )
 def test_what_cannot_be_kept_on_a_gpu_stays_on_the_host(there: Situation) -> None:
     assert {one.placement for one in proposals(there, Answers(), probed_model())} == {"host"}
+
+
+def test_a_sequence_chosen_for_the_memory_of_a_gpu_is_no_alternative() -> None:
+    # The probes opened the size with its usual sequence.
+    there = situation(opened=replace(OPENED, sequence=128))
+    rows = proposals(there, Answers(), probed_model())
+    assert not any(one.alternative or "context" in one.cost for one in rows)
+
+
+def test_peaks_of_a_long_trace_are_interpolated(monkeypatch: pytest.MonkeyPatch) -> None:
+    exact = {(one.batch, one.placement): one for one in proposals(situation(), Answers(), probed_model())}
+    monkeypatch.setattr(planner_module, "LONG_TRACE", 0)
+    for one in proposals(situation(), Answers(), probed_model()):
+        same = exact[one.batch, one.placement]
+        # The allocator asks for up to 20 MiB at a time.
+        assert one.memory_bytes == pytest.approx(same.memory_bytes, abs=20 * MIB) and one.fits == same.fits
 
 
 def test_cached_items_count_where_they_are_stored() -> None:

@@ -217,6 +217,7 @@ def test_a_stopped_run_gives_its_reason_once_and_how_to_resume() -> None:
 
 def test_the_summary_names_three_findings_with_their_commands() -> None:
     found = [FINDING, *(replace(SECOND, cause=cause, changes=()) for cause in ("gc", "log", "clip"))]
+    assert summary(snapshot(), None, "runs/x", (), "the diagnosis failed")[-1] == "the diagnosis failed"
     lines = summary(snapshot(), None, "runs/x", found)
     told = [index for index, line in enumerate(lines) if line.startswith("finding: ")]
     assert len(told) == 3

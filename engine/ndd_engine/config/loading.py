@@ -97,6 +97,14 @@ _LIMITS = {
 }
 
 
+# Part of a pattern -> what it allows.
+_PATTERNS = {
+    "cuda": "auto, cpu, cuda or cuda:N",
+    "GiB": 'a size such as "8GB" or "512MiB", or auto',
+    "offload": '"module path=level" with the level all, cheap or offload',
+}
+
+
 def explain(item: Any) -> tuple[str, str | None]:
     """(message, allowed values or None) for one pydantic error."""
     kind, context = item["type"], item.get("ctx", {})
@@ -109,8 +117,9 @@ def explain(item: Any) -> tuple[str, str | None]:
         limit = context[name]
         return "is out of range", f"{sign} {limit:g}" if isinstance(limit, float) else f"{sign} {limit}"
     if kind == "string_pattern_mismatch":
-        device = "cuda" in context.get("pattern", "")
-        allowed = "auto, cpu, cuda or cuda:N" if device else "up to 64 letters, digits, '.', '_' and '-'"
+        pattern = context.get("pattern", "")
+        of_name = "up to 64 letters, digits, '.', '_' and '-'"
+        allowed = next((text for part, text in _PATTERNS.items() if part in pattern), of_name)
         return "is not a valid value", allowed
     if kind == "value_error":
         return str(context.get("error", item["msg"])), None

@@ -10,6 +10,8 @@ import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ndd_watch.changes import PREFETCH
+
 # Batches that are played, of which the first ones do not count; and the most workers that are played.
 BATCHES, FIRST, MOST = 400, 60, 64
 # So many workers are enough with which steps take at most this part longer than with all that are played.
@@ -25,7 +27,7 @@ class LoaderPlan:
     made_ns: Sequence[float]
     between_ns: float
     workers: int
-    prefetch: int = 2
+    prefetch: int = PREFETCH
     in_order: bool = True
     receive_ns: float = 0.0
     cpu_ns: float = 0.0
@@ -36,10 +38,10 @@ class LoaderPlan:
         found = self
         for one in sets:
             name, _, value = one.partition("=")
-            if name == "loader.workers":
+            if name == "loader.workers" and value.isdecimal():
                 found = replace(found, workers=int(value))
-            elif name == "loader.prefetch":
-                found = replace(found, prefetch=int(value))
+            elif name == "loader.prefetch" and (value == "none" or value.isdecimal()):
+                found = replace(found, prefetch=PREFETCH if value == "none" else int(value))
             elif name == "loader.in_order":
                 found = replace(found, in_order=value != "false")
             elif name != "loader.persistent":

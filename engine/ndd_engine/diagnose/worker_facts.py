@@ -7,7 +7,9 @@ from dataclasses import replace
 
 from ndd_engine.record.worker_events import WorkerFigures, WorkerFunction, WorkersEvent
 from ndd_engine.text import counted, number, percent, printable, size, span, times
+from ndd_watch.changes import MOST_WORKERS, PREFETCH
 
+from .data_facts import in_host_memory, off_device
 from .finding import Change, Evidence
 from .loader_plan import LoaderPlan, batch_ns, enough
 from .view import CONFIG, PROFILER, View, place
@@ -23,7 +25,6 @@ SENDING, UNEVEN, SLOWER = 0.5, 10.0, 1.7
 FAULT_NS, TOUCHING = 250.0, 0.1
 # A change that is predicted to bring less comes after all others.
 LITTLE = 0.03
-PREFETCH = 2
 DOES = {
     "computes": "computing", "storage": "in files", "lock": "waiting for a lock", "sleeps": "sleeping",
     "connection": "waiting for a connection", "pickle": "pickling", "waits": "waiting, as for storage",
@@ -129,22 +130,39 @@ def plan_of(view: View) -> LoaderPlan | None:
 
 
 def ranked(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
-    """The changes with what is predicted of them, the largest gain first; those that cannot be played keep their place
-    before those that are predicted to bring little."""
+    """The changes with what is predicted of them, the largest gain first, and one to enough workers if that gains.
+
+    Those that cannot be played keep their place before those that are predicted to bring little; fewer workers than
+    now are left out where they are predicted to slow the run down.
+    """
     plan = plan_of(view)
     if plan is None:
         return tuple(changes)
     now = batch_ns(plan)
     rows: list[tuple[float, Change]] = []
-    for change in changes:
+    for change in (*changes, *_enough_workers(view, plan, changes)):
         other = plan.with_settings(change.sets) if change.sets else None
         if other is None or other == plan:
             rows.append((LITTLE, change))
             continue
         gain = now / max(batch_ns(other), 1.0) - 1
+        if gain < -LITTLE and other.workers < plan.workers:
+            continue
         told = f"predicted: {times(1 + gain)}" if gain >= LITTLE else "predicted: little or nothing"
         rows.append((gain if gain >= LITTLE else 0.0, replace(change, text=f"{change.text} ({told})")))
     return tuple(change for _, change in sorted(rows, key=lambda row: -row[0]))
+
+
+def _enough_workers(view: View, plan: LoaderPlan, changes: Sequence[Change]) -> list[Change]:
+    """A change to as many workers as are enough, unless one to more workers is there, or they would bring little."""
+    if any((found := plan.with_settings(change.sets)) and found.workers > plan.workers for change in changes):
+        return []
+    count = min(enough(plan), MOST_WORKERS)
+    more = replace(plan, workers=count)
+    if count <= plan.workers or batch_ns(plan) < (1 + LITTLE) * batch_ns(more):
+        return []
+    text = f"load with {counted(count, 'worker')}{in_host_memory(view)}"
+    return [Change(text, (f"loader.workers={count}", *off_device(view)), view.loader_place)]
 
 
 def needed(view: View) -> Evidence | None:
@@ -153,5 +171,8 @@ def needed(view: View) -> Evidence | None:
     if plan is None:
         return None
     count = enough(plan)
+    if count > MOST_WORKERS:
+        text = f"predicted from the times of batches: with {MOST_WORKERS} workers, steps would still wait for data"
+        return Evidence(text, CONFIG)
     text = f"predicted from the times of batches: {counted(count, 'worker')} would be enough"
     return Evidence(text, CONFIG) if count != view.workers else None

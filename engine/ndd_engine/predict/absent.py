@@ -69,10 +69,16 @@ class _Loop:
 
 
 class ShapeTracer:
-    """Traces the steps of a prepared workload by shapes. Raises what a step raises on fake tensors."""
+    """Traces the steps of a prepared workload by shapes. Raises what a step raises on fake tensors.
 
-    def __init__(self, config: Config, workload: Workload, tell: Tell) -> None:
+    leaves: (leaf of a batch, dimension) that another size of the same model loops over; tried first.
+    """
+
+    def __init__(
+        self, config: Config, workload: Workload, tell: Tell, leaves: tuple[tuple[int, int], ...] = ()
+    ) -> None:
         self.config, self.workload, self._tell = config, workload, tell
+        self._leaves = leaves
         self._longest = extremes(workload)[0]
         self._known: dict[tuple[int, int | None, bool], Traced] = {}
 
@@ -97,11 +103,20 @@ class ShapeTracer:
             found = self._known[micro, length, usual] = traced(self.config, self.workload, batch)
         return found
 
+    @property
+    def leaves(self) -> tuple[tuple[int, int], ...]:
+        """What the steps loop over, for another size of the same model; () without a loop."""
+        return () if self._loop is None else self._loop.leaves
+
     @cached_property
     def _loop(self) -> _Loop | None:
         """The loop over time, if a step has too many operations; None if it has none that can be shortened."""
         micro = self._sizes[0]
         batch = self._batch(micro)
+        if self._leaves:
+            known = _Loop(self._leaves, _Loop(self._leaves, 0).of(batch))
+            if (found := self._shortened(known, batch)) is not None:
+                return found
         self._tell(f"tracing a step with micro-batch {micro}")
         try:
             self._known[micro, None, False] = traced(self.config, self.workload, batch, MOST_OPS)
@@ -138,6 +153,8 @@ class ShapeTracer:
             if check and third not in family.at:
                 recorded = self._traced(third, CHECKED).trace
                 family = replace(family, nonlinear=departs(self._family(CHECKED), recorded, third))
+        # The operators are not needed any more.
+        family = replace(family, first=replace(family.first, labels=()))
         return Memory(family, "gpu", CONTEXT_BYTES, source, caveat=caveat(self.config))
 
     def _family(self, length: int) -> Family:

@@ -18,7 +18,7 @@ from ndd_engine.errors import said
 from ndd_engine.hardware.gpus import detect_host
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.measure.phase_clock import no_phase
-from ndd_engine.text import counted
+from ndd_engine.text import counted, size
 from ndd_engine.train.checkpoint_state import kept_buffers, kept_random
 from ndd_engine.train.rehearsal import kept_training, time_micro
 from ndd_engine.train.step.stepper import Stepper
@@ -127,7 +127,9 @@ class BudgetPlanner:
         fitting = self._fitting(table)
         if not fitting:
             least = min(self._peak(dict(levels)) for levels in self._recorded)
-            why = "parameters, gradients, optimizer state and what blocks cannot compute again are too large"
+            rest = "parameters, gradients, optimizer state and what blocks cannot compute again"
+            process = f"the process before training ({size(self._outside)}), " if self._outside else ""
+            why = f"{process}{rest} take more"
             return made({}, None, least, why=why)
         levels, micro_s, plain_s = self._fastest(fitting)
         return made(levels, self._memory(levels), self._peak(levels), micro_s, plain_s)

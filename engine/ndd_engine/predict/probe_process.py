@@ -88,6 +88,8 @@ class ProbeProcess(ChildServer):
         # its batches take.
         self._shaped: tuple[Config, Any] | None = None
         self._data_s: list[tuple[int, float]] | None = None
+        # What the steps of the latest model loop over.
+        self._leaves: tuple[tuple[int, int], ...] = ()
         # Items in the data of the first probe.
         self._first_items: int | None = None
         self.commands = {"open": self.open, "probe": self.probe, "plan": self.plan}
@@ -266,8 +268,9 @@ class ProbeProcess(ChildServer):
         gpu = gpu_named(command["gpu"])
         workload, config = self._prepared(draft), draft.resolve(shapes=True)
         with pretended(config.parallel.ranks, torch.device("cuda")):
-            tracer = ShapeTracer(config, workload, self.pipe.tell)
+            tracer = ShapeTracer(config, workload, self.pipe.tell, self._leaves)
             memory = tracer.memory(f"steps traced by their shapes for {gpu.name}", command["check"])
+            self._leaves = tracer.leaves
             self._data_s = self._data_s or tracer.data_s(command["micros"])
             found = tracer.estimate(gpu, command["micros"]).with_data(self._data_s)
         known = parameter_count(workload.model), workload.tokens_per_item

@@ -26,7 +26,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ndd_engine.child import ChildError, Json, StoppedError, Tick, Wire, answers, cause_of_exit, tail_of
-from ndd_engine.config.loading import COMMAND_LINE, explain, put, shown
+from ndd_engine.config.loading import COMMAND_LINE, explain, meant, put, shown
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import ConfigError, Problem, UsageError
 from ndd_engine.hardware.detect import detect
@@ -198,10 +198,10 @@ def values_of(request: TrialRequest, seen: dict[str, Any]) -> tuple[dict[str, An
     for item in settings:
         key = item.partition("=")[0].strip()
         if key not in OF_SCRIPTS:
-            allowed = ", ".join(sorted(OF_SCRIPTS))
-            raise UsageError(
-                f"--set {printable(item)}: this cannot be changed without editing the script; allowed: {allowed}"
-            )
+            close = meant(key, list(OF_SCRIPTS))
+            allowed = close or f"allowed: {', '.join(sorted(OF_SCRIPTS))}"
+            why = "unknown" if close else "this cannot be changed without editing the script"
+            raise UsageError(f"--set {printable(item)}: {why}; {allowed}")
     kept, both = request.base.sets, (*request.base.sets, *settings)
     base, change = _checked((*_known(seen, kept), *kept)), _checked((*_known(seen, both), *both))
     if settings and base == change:

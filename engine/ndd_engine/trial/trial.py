@@ -458,6 +458,8 @@ class Trial:
         if verdict != "inconclusive":
             return verdict, ""
         noisy = f"too noisy to resolve a difference of {FLOOR * 100:.0f} %"
+        if found is not None and not found.low <= 1 <= found.high:
+            noisy = "too few processes to call this difference real"
         times = self._replicates.needed()
         if times is None:
             return verdict, f"{noisy}; raise --budget"

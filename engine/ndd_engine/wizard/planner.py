@@ -12,7 +12,7 @@ from ndd_engine.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, NddError, 
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import GpuProfile, Machine, free_memory, match
 from ndd_engine.hardware.named_gpus import gpu_named, usable_bytes
-from ndd_engine.predict.estimate import Memory, StepTime, spread
+from ndd_engine.predict.estimate import Fit, Memory, StepTime, at, spread
 from ndd_engine.predict.launches import StepEstimate
 from ndd_engine.predict.probe_process import Opened, Probed
 from ndd_engine.text import counted, size
@@ -39,7 +39,9 @@ from .ranking import cost_in_words
 # Number of micro-batches to time, and the maximum seconds of the slowest.
 TIMED = 4
 # Number of micro-batches to estimate on a GPU that is not in this machine.
-ESTIMATED = 6
+ESTIMATED = 4
+# A trace of more events takes long to replay: its peaks are interpolated between powers of this micro-batch.
+LONG_TRACE, APART = 40_000, 4
 LONGEST_S = 1.0
 # The share of reading data and model; what a stage of a probe leaves of the progress within it.
 OPENING, STAGE = 0.2, 0.8
@@ -328,6 +330,38 @@ def model_name(model: Model) -> str:
 RETRIES = "fits, with allocator retries, which cost time"
 
 
+class _Peaks:
+    """What batches of a model need of the free bytes; each is replayed once."""
+
+    def __init__(self, memory: Memory, free_bytes: int) -> None:
+        self._memory, self._free_bytes = memory, free_bytes
+        self._long = len(memory.family.first.events) > LONG_TRACE
+        self._peaks: dict[tuple[int, int], int] = {}
+        self._fits: dict[tuple[int, int, int], Fit] = {}
+
+    def fit(self, micro: int, accumulation: int, added_bytes: int) -> Fit:
+        """As `Memory.fit`; of a long trace without retries of the allocator."""
+        accumulation = min(accumulation, 2)  # two or more need the same
+        if self._long:
+            peak = self._peak(micro, accumulation) + added_bytes
+            return Fit(peak, peak <= self._free_bytes, roomy_bytes=peak)
+        key = micro, accumulation, added_bytes
+        if key not in self._fits:
+            self._fits[key] = self._memory.fit(micro, accumulation, self._free_bytes, added_bytes)
+        return self._fits[key]
+
+    def _peak(self, micro: int, accumulation: int) -> int:
+        below = 1
+        while below * APART <= micro:
+            below *= APART
+        places = [below] if below == micro else [below, below * APART]
+        for place in places:
+            if (place, accumulation) not in self._peaks:
+                self._peaks[place, accumulation] = self._memory.peak(place, accumulation)
+        peaks = [self._peaks[place, accumulation] for place in places]
+        return peaks[0] if len(places) == 1 else round(at(micro, places, peaks))
+
+
 def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> list[Proposal]:
     """The proposals of a probed model; none if its probe failed."""
     if found.memory is None and found.time is None:
@@ -337,16 +371,16 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
     # Ranks on one CPU would share its cores, by how much is not known.
     timed = found.time if layout.ranks == 1 or on_gpu(situation) else None
     items = answers.items or run_items(config, opened.train_items)
-    now = (opened.size, opened.sequence)
+    now = (opened.size, config.batch.sequence)
     loader, kept = config.loader, opened.items
     cuda = on_gpu(situation)
-    peaks = found.memory
+    peaks = None if found.memory is None else _Peaks(found.memory, free)
     loader_bytes = {place: kept.loader_bytes(cuda, place, loader.cache) for place in placements(situation)}
 
     def fits(micro: int) -> bool:
         times = 1 if hold is None else max(hold // micro, 1)
         least = min(loader_bytes.values())
-        return peaks is None or bool(peaks.fit(micro, times, free, least).fits)
+        return peaks is None or bool(peaks.fit(micro, times, least).fits)
 
     per_epoch = None if opened.train_items is None else round(opened.train_items * found.data_share)
     most = most_items(opened) if per_epoch is None else per_epoch
@@ -378,7 +412,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
         parameters = opened.parameters, found.parameters
         cost = cost_in_words(config, opened.token, now, found.model, batch, parameters, layout)
         for placement, added in loader_bytes.items():
-            fit = None if peaks is None else peaks.fit(batch.micro, batch.accumulation, free, added)
+            fit = None if peaks is None else peaks.fit(batch.micro, batch.accumulation, added)
             retries = 0 if fit is None else fit.retries
             estimate = found.estimate if layout.ranks == 1 or on_gpu(situation) else None
             placed = placement == "device" and cuda
@@ -398,7 +432,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
                     items=round(items * found.data_share),
                     tokens_per_item=found.tokens_per_item,
                     setup_s=opened.setup_s if situation.gpu is None else 0.0,
-                    doubt="" if peaks is None else peaks.why_not,
+                    doubt="" if found.memory is None else found.memory.why_not,
                     step_range_s=None
                     if estimate is None
                     else (estimate.low.step_s(*times), estimate.high.step_s(*times)),

@@ -294,8 +294,8 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
         found["parallel.strategy"] = _why_strategy(situation, proposal)
     if proposal.model.size is not None:
         found["workload.size"] = f"{number(proposal.parameters)} parameters"
-    if proposal.model.sequence != opened.sequence:
-        found["batch.sequence"] = f"instead of {opened.sequence}"
+    if proposal.model.sequence != situation.config.batch.sequence:
+        found["batch.sequence"] = f"instead of {situation.config.batch.sequence}"
     if proposal.memory_bytes is not None:
         text = f"predicted peak {size(proposal.memory_bytes)} of {size(proposal.free_bytes)}"
         if measured is not None and measured.memory_bytes is not None:

@@ -55,6 +55,7 @@ def attach(asked: Asked) -> int:
     except KeyboardInterrupt:
         say("detached; the run continues")
         return EXIT_DONE
-    show(summary(snapshot, snapshot.end, str(directory.path), Diagnosis().of(snapshot).findings))
+    found = Diagnosis().of(snapshot)
+    show(summary(snapshot, snapshot.end, str(directory.path), found.findings, found.trouble))
     status = snapshot.end.exit_status if snapshot.end else EXIT_FAILED
     return status if status < 256 else EXIT_FAILED

@@ -86,7 +86,8 @@ def observe_headless(request: ScriptRequest) -> int:
 
 def _last_words(run: Run, end: EndEvent) -> list[str]:
     snapshot = run.recorder.snapshot()
-    return summary(snapshot, end, str(run.directory.path), Diagnosis().of(snapshot).findings)
+    found = Diagnosis().of(snapshot)
+    return summary(snapshot, end, str(run.directory.path), found.findings, found.trouble)
 
 
 def trained(

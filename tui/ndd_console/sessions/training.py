@@ -269,8 +269,8 @@ class Console:
             click.echo(restart_text(goes_on), err=True)
             restart(self.root, (*goes_on, *["--ascii"] * self._ascii_only))
         snapshot = run.recorder.snapshot()
-        findings = Diagnosis().of(snapshot).findings
-        for line in summary(snapshot, run.end, str(run.directory.path), findings):
+        found = Diagnosis().of(snapshot)
+        for line in summary(snapshot, run.end, str(run.directory.path), found.findings, found.trouble):
             click.echo(line)
         return run.end.exit_status if run.end is not None else EXIT_DONE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -140,12 +141,15 @@ def fields(items: Sequence[Span], width: int, columns: int) -> Row:
     return tuple(out)
 
 
+_WORDS = re.compile(r"\S+(?:\s%(?=\W|$)\S*)?")
+
+
 def wrap(text: str, width: int) -> list[str]:
-    """Wrap words to lines of at most `width` cells; longer words are cut."""
+    """Wrap words to lines of at most `width` cells; longer words are cut. A number stays with its "%"."""
     width = max(width, 1)
     lines: list[str] = []
     line = ""
-    for word in text.split():
+    for word in _WORDS.findall(text):
         while cells(word) > width:
             room = width - cells(line) - (1 if line else 0)
             if room < min(8, width):

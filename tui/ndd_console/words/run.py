@@ -426,10 +426,13 @@ def progress_line(snapshot: Snapshot) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def summary(snapshot: Snapshot, end: EndEvent | None, folder: str, findings: Iterable[Finding]) -> list[str]:
-    """The result of a run, printed at its end, with control characters escaped."""
+def summary(
+    snapshot: Snapshot, end: EndEvent | None, folder: str, findings: Iterable[Finding], trouble: str = ""
+) -> list[str]:
+    """The result of a run, printed at its end, with control characters escaped. trouble: why there are no findings."""
     said = [finding for finding in findings if finding.cause != "too-short"][:MOST_FINDINGS]
-    return [printable(line) for line in _summary(snapshot, end, folder, said)]
+    lines = [*_summary(snapshot, end, folder, said), *([trouble] if trouble else [])]
+    return [printable(line) for line in lines]
 
 
 def _summary(

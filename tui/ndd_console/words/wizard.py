@@ -210,8 +210,10 @@ def proposal_blocks(
     timed = any(proposal.measured is not None and proposal.measured.step_s for proposal in measured)
     if choice is not None and timed:
         yield Text(choice.text + ("" if best is not None else "; nothing is written"))
-    elif best is None and any(proposal.fits for proposal in proposed.rows):
+    elif best is None and any(proposal.fits for proposal in measured):
         yield Text("all measured proposals failed; nothing is written")
+    elif best is None and not tight:
+        yield Text("no proposal is within the limits; nothing is written")
     elif best is None:
         least = min(tight, key=lambda proposal: proposal.missing_bytes)
         yield Text(f"nothing fits: micro-batch {least.batch.micro} is {_over(least.missing_bytes)}")
