@@ -295,12 +295,15 @@ def _key_table(keys: Sequence[Key]) -> str:
 
 
 def changes() -> str:
-    """What can be tried with a script, how it is made, and what it may change in the training."""
+    """What can be tried with a script, how it is made, what it may change in the training, and how that is checked."""
     rows = []
     for key, kind in OF_SCRIPTS.items():
         how = inspect.getdoc(Loader if issubclass(kind, Loader) else kind) or ""
-        rows.append((f"`{key}`", how.partition("\n")[0].rstrip("."), TABLE[key].alters or "nothing"))
-    return _table(("key", "how it is made", "may change"), rows)
+        alters = TABLE[key].alters
+        rows.append(
+            (f"`{key}`", how.partition("\n")[0].rstrip("."), alters.what or "nothing", alters.checked)
+        )
+    return _table(("key", "how it is made", "may change", "how a trial checks that"), rows)
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -6,7 +6,7 @@ needs a row here and a key in the schema of the configuration. Rows are in the o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -39,9 +39,6 @@ LOADER = "loader"  # batches come from another loader; both of them are open
 MODEL = "model"  # the model computes in another way
 AROUND = "around"  # it concerns what happens around the model, or nothing in a trial
 
-# What a change may change in the training. A trial compares the first losses of both sides, and `Cache` reads items
-# twice.
-ARITHMETIC, AUGMENTATION, ORDER = "the arithmetic", "random augmentation", "the order of the batches"
 MOST_WORKERS = 16
 # Batches that a worker of torch loads ahead where nothing else is set.
 PREFETCH = 2
@@ -182,12 +179,39 @@ class OfLoop:
 
 
 @dataclass(frozen=True)
+class Alters:
+    """What a setting may change in the training, and how a trial checks that; both "" for nothing.
+
+    losses: whether a faster change counts only if its first losses were compared. other: whether they cannot be, since
+    something else is trained.
+    """
+
+    what: str
+    checked: str
+    losses: bool = False
+    other: bool = False
+
+
+NOTHING = Alters("", "")
+ARITHMETIC = Alters(
+    "the arithmetic", "the first losses of both sides; without them it is not kept", losses=True
+)
+CACHED = Alters("random augmentation", "items are read twice, and have to be the same")
+DRAWN = Alters("random augmentation", "the first losses of both sides, where there are any")
+ORDER = Alters("the order of the batches", DRAWN.checked)
+TRAINED = Alters(
+    "what is trained", "not checked: the losses are those of another training", losses=True, other=True
+)
+EVALUATED = Alters("what evaluations tell", "not checked: only losses of the training are compared")
+
+
+@dataclass(frozen=True)
 class Row:
     """A setting.
 
     title: of what is tried. made: how it is switched, or made at the start of a script, and how that is read back; None
     if only our own runs know it. own: how one process of an own run switches it, "" if it needs another process. edit:
-    of a script, or what to do by hand. alters: what it may change in the training, "" for nothing.
+    of a script, or what to do by hand. alters: what it may change in the training.
     """
 
     key: str
@@ -195,7 +219,7 @@ class Row:
     made: type[Change] | None = None
     own: str = ""
     edit: Argument | Statement | Items | OfModel | OfLoop | str = ""
-    alters: str = ""
+    alters: Alters = NOTHING
     tries: Once | Sweep | None = None
     idea: Idea | None = None
 
@@ -355,14 +379,14 @@ _ROWS = (
         tries=Once("gather", "auto", lambda here: "" if here.settings.get("loader.fetch") == "item" else SET),
     ),
     Row(
-        "loader.cache", "encoded-item cache", Cache, alters=AUGMENTATION,
+        "loader.cache", "encoded-item cache", Cache, alters=CACHED,
         edit=Items("read all items once before training: DataLoader([data[i] for i in range(len(data))], ...)"),
         tries=Once("cache", missing=_cached),
     ),
-    Row("loader.placement", "data on the GPU", alters=AUGMENTATION, tries=Sweep("device", _device)),
+    Row("loader.placement", "data on the GPU", alters=CACHED, tries=Sweep("device", _device)),
     # Processes.
     Row(
-        "loader.workers", "loader workers", Workers, LOADER, Argument("DataLoader", _workers_of), AUGMENTATION,
+        "loader.workers", "loader workers", Workers, LOADER, Argument("DataLoader", _workers_of), DRAWN,
         Sweep("workers, workers-N", _workers),
     ),
     Row(
@@ -477,11 +501,26 @@ _ROWS = (
         "speed.cuda_graph", "whole step as one CUDA graph",
         tries=Once("cuda-graph", missing=lambda here: here.no_gpu or here.no_graph),
     ),
+    Row("speed.compile_dynamic", "compiled for dynamic shapes", alters=ARITHMETIC),
+    Row("speed.deterministic", "deterministic algorithms", alters=ARITHMETIC),
+    # What only findings propose, or somebody tries.
+    Row("batch.accumulation", "micro-batches of a step", alters=ARITHMETIC),
+    Row("parallel.param_dtype", "precision of gathered parameters", alters=ARITHMETIC),
+    Row("parallel.reduce_dtype", "precision of reduced gradients", alters=ARITHMETIC),
+    Row("memory.budget", "activations computed again, within a limit of memory"),
+    Row("memory.recompute", "blocks that compute again in backward"),
+    Row("workload.pad", "padding of batches", alters=ARITHMETIC),
+    Row("workload.summaries", "summaries of an evaluation", alters=EVALUATED),
+    Row("clip.max_norm", "limit of the gradient's norm", alters=TRAINED),
+    Row("evaluate.batches", "batches of an evaluation", alters=EVALUATED),
+    *(Row(f"evaluate.every_{unit}", f"{unit} between evaluations", alters=EVALUATED) for unit in ("steps", "epochs")),
+    *(Row(f"checkpoint.every_{unit}", f"{unit} between checkpoints") for unit in ("steps", "epochs", "minutes")),
     # What only our own runs have, and no step of a trial depends on.
+    Row("log.every_steps", "steps between losses that are read", own=AROUND),
+    Row("log.window_s", "seconds of a window", own=AROUND),
     *(
         Row(key, own=AROUND) for key in (
-            "loader.timeout_s", "log.every_steps", "log.window_s", "log.profile_every_s", "log.headless_s",
-            "console.refresh_hz", "console.on_hangup",
+            "loader.timeout_s", "log.profile_every_s", "log.headless_s", "console.refresh_hz", "console.on_hangup",
         )
     ),
 )  # fmt: skip
@@ -515,3 +554,8 @@ def candidates(here: Place) -> tuple[Candidate, ...]:
 def make(key: str, value: Any, observer: Any) -> Change:
     """The change of a script. Raises KeyError for a key that needs an edit of it."""
     return OF_SCRIPTS[key](value, observer)
+
+
+def needs_losses(keys: Iterable[str]) -> bool:
+    """Whether such a change counts only if the losses were compared. A setting without a row may change anything."""
+    return any(key not in TABLE or TABLE[key].alters.losses for key in keys)

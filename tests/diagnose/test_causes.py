@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +15,11 @@ from hypothesis import strategies as st
 from planted_runs import Planted, alone, cores, data, files, gpu, healthy, own, work
 from record_help import event_sequences, folded
 
+from ndd_engine.config.schema import Config
 from ndd_engine.diagnose import CAUSES, diagnose
 from ndd_engine.record.snapshot import Headroom, Idle, Snapshot, TimeLeft, Totals
 from ndd_engine.record.state import RunState
+from ndd_watch.changes import TABLE
 
 # Findings about the run as a whole, of scripts and of several ranks; they have tests of their own.
 ELSEWHERE = {
@@ -33,6 +38,24 @@ def test_the_planted_cause_is_the_verdict(pair: Pair) -> None:
     assert found.title and found.evidence and found.changes
     # It proposes the edit that takes it away.
     assert found.sets == pair.sets or not pair.sets
+
+
+def test_what_is_proposed_is_in_the_table_of_changes() -> None:
+    """With its title, and with what it may change and how that is checked."""
+    rules = Path(inspect.getfile(diagnose)).parent
+    written = {
+        key for path in rules.glob("*.py") for key in re.findall(r"[\"'](\w+\.\w+)=", path.read_text("utf-8"))
+    }
+    found = (item for pair in PAIRS for run in (pair.guilty, pair.innocent) for item in run.found())
+    sets = {each.partition("=")[0] for item in found for change in item.changes for each in change.sets}
+    assert {"clip.max_norm", "evaluate.batches", "parallel.param_dtype"} <= written
+    assert {"evaluate.every_steps", "log.window_s"} <= sets
+    untitled = {key for key in written | sets if key not in TABLE or not TABLE[key].title}
+    assert not untitled, sorted(untitled)
+    assert not [row.key for row in TABLE.values() if bool(row.alters.what) != bool(row.alters.checked)]
+    fields = Config.model_fields
+    for section, _, name in (key.partition(".") for key in TABLE if not key.startswith("workload.")):
+        assert name in fields[section].annotation.model_fields, (section, name)  # type: ignore[union-attr]
 
 
 @each_pair

@@ -152,6 +152,23 @@ def test_neighbours_cost_no_more_than_they_use_and_come_last(threads: int, wante
     assert "your run two" in found.title
 
 
+@pytest.mark.parametrize(("own_cores", "most"), [(1.0, 1.1), (0.5, 2.3)])
+@pytest.mark.parametrize("loader", [None, {"workers": 1}])
+def test_beside_collections_neighbours_cost_what_the_rest_of_the_time_allows(
+    own_cores: float, most: float, loader: Any
+) -> None:
+    """Collecting takes one core: of those that others use, it lacks only what it does not get of that one."""
+    neighbours = [{"pid": 7, "name": "stress", "cores": 2 - own_cores, "stoppable": True}]
+    gc = {"gc_ns": 97 * 20 * MS // 5, "gc_count": 20, "gc_max_ns": 20 * MS}
+    run = script(None, loader, {"threads": 2}, window=gc, host=cores(2.0, own_cores, neighbours=neighbours))
+    assert run.verdict().cause == "gc"
+    found = [item.ceiling for item in run.found() if item.cause == "neighbour-cores"]
+    assert all(ceiling is not None and ceiling <= most for ceiling in found)
+    # It may get no whole core.
+    assert found or own_cores == 1.0
+    assert replace(run, window={}).named("neighbour-cores").ceiling is None
+
+
 ROW = st.tuples(st.sampled_from(["other", "optimizer", "forward", ""]), st.floats(0.01, 90.0))
 
 

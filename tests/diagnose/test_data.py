@@ -135,6 +135,17 @@ def test_workers_beyond_the_cores_are_too_many_unless_they_wait(used: float, cau
     assert run.verdict().cause == cause
 
 
+@pytest.mark.parametrize("neighbours", [None, [{"pid": 7, "name": "stress", "cores": 0.9}]])
+def test_the_number_of_workers_is_not_blamed_for_a_busy_machine(neighbours: Any) -> None:
+    host = cores(2.0, 1.1, neighbours=neighbours)
+    run = script(None, {"workers": 8}, {"threads": 1}, phases=WAITING, host=host)
+    assert run.verdict().cause == "data-wait"
+    few = files(epochs_differ=True, item_ns=1e5, item_cpu_ns=1e5)
+    own_run = Planted(phases=WAITING, sets=["loader.workers=8"], loader=few)
+    assert "many-workers" in own_run.causes()
+    assert "many-workers" not in replace(own_run, host=host).causes()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_wait_for_items_offers_a_cache_to_try(workers: int) -> None:
     loader = {"workers": workers, "persistent": False}

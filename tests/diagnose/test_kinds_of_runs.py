@@ -9,11 +9,13 @@ import sys
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cases import PAIRS
 from kinds_of_runs import ELSEWHERE, EVERYTHING, KNOWN, OFTEN, OWN_ONLY, SETTINGS, check, facts, only
 from planted_runs import Planted, cores, healthy, profiled, script, worked
+from qa.ranks import simulated
 from tests.records import events_of
 from tests.tiers import few
 
@@ -61,7 +63,18 @@ OF_SCRIPTS = {
     ),
     "logging": Planted(phases=healthy(other=8.0), functions=replace(profiled(), calls=[LOGGED])),
     "user-code": Planted(phases=healthy(other=8.0)),
+    "slow-function": Planted(
+        phases=healthy(other=8.0), functions=profiled(("other", "train.py", 12, "tokenize", 7.4)),
+    ),
 }  # fmt: skip
+_STEADY = (0.005, 0.01)
+# What only the clocks of all ranks tell, and ranks of which none is late.
+BY_RANKS = {
+    "straggler": simulated.Planted(4, late=(1,), late_ms=20.0, noise=_STEADY),
+    "exchange": simulated.Planted(4, exchange_ms=25.0, noise=_STEADY),
+    "skew": simulated.Planted(4, late=(0, 1, 2, 3), late_ms=40.0, turns=True, exchange_ms=2.0, noise=_STEADY),
+}
+EVEN = simulated.Planted(4, exchange_ms=2.0, noise=_STEADY)
 
 
 # Facts that a run of another kind records elsewhere: nobody's framework makes an iterator for each step, and ranks use
@@ -81,12 +94,34 @@ def alike(comparison: RankComparison, window: WindowEvent) -> Iterable[Event]:
     return comparison.new()
 
 
-def causes(run: Planted, kind: str) -> set[str]:
-    """What is found where a run of this kind shows the same, by the facts that such a run records."""
+def configured(run: Planted) -> dict[str, Any]:
+    """The configuration of a script that shows the same."""
     config = dict(run.run_event().config)
     config["script"] = {
         "command": ["python", "train.py"], "loader": ["train.py", 12], "by_item": True, **config.get("script", {}),
     }  # fmt: skip
+    return config
+
+
+def causes_of_ranks(ranks: simulated.Planted, kind: str) -> set[str]:
+    """What is found in a run of this kind whose ranks show this."""
+    config = Planted().run_event().config if kind == "own" else configured(Planted())
+    config = {**config, "parallel": {"ranks": ranks.world, "strategy": ranks.strategy}}
+    state = RunState()
+    first = Planted(run={"config": config}).run_event()
+    events: list[Event] = [first]
+    for event in ranks.events(28):
+        events += [simulated.beside(event), event]
+    for t, whole in enumerate(events):
+        known = None if kind == "own" else KNOWN[kind] | KNOWN["ranks"]
+        if (told := whole if known is None else only(whole, known)) is not None:
+            state.fold(float(t), told)
+    return {item.cause for item in diagnose(state.snapshot())} & OF_RANKS
+
+
+def causes(run: Planted, kind: str) -> set[str]:
+    """What is found where a run of this kind shows the same, by the facts that such a run records."""
+    config = configured(run)
     comparison = None
     if kind == "ranks":
         config["parallel"] = {"ranks": 2, "strategy": "ddp"}
@@ -123,15 +158,21 @@ def test_what_a_recorded_run_has_not_is_recorded_by_a_test() -> None:
 def test_the_page_says_of_each_cause_which_runs_have_it() -> None:
     assert set(TABLE) == set(CAUSES) - NO_FAULTS
     assert all(kinds == set(COLUMNS) or why for kinds, why in TABLE.values())
-    planted = {pair.cause for pair in PAIRS} | {"slow-function", "no-effect"} | OF_RANKS
+    planted = {pair.cause for pair in PAIRS} | {"slow-function", "no-effect"} | set(BY_RANKS)
     assert planted == {cause for cause, (kinds, _) in TABLE.items() if "own" in kinds}
 
 
-@pytest.mark.parametrize("cause", sorted(set(TABLE) - OF_RANKS - {"slow-function"}))
+@pytest.mark.parametrize("cause", sorted(set(TABLE) - OF_RANKS))
 def test_a_kind_of_run_has_the_causes_that_the_page_says(cause: str) -> None:
     planted = [OF_SCRIPTS[cause]] if cause in OF_SCRIPTS else [p.guilty for p in PAIRS if p.cause == cause]
     found = {kind for kind in KNOWN if any(cause in causes(run, kind) for run in planted)}
     assert found == TABLE[cause][0] - {"own"}
+
+
+@pytest.mark.parametrize("cause", sorted(OF_RANKS))
+def test_the_ranks_of_a_kind_of_run_have_the_causes_that_the_page_says(cause: str) -> None:
+    assert {kind for kind in COLUMNS if cause in causes_of_ranks(BY_RANKS[cause], kind)} == TABLE[cause][0]
+    assert not any(causes_of_ranks(EVEN, kind) for kind in COLUMNS)
 
 
 # A run of Lightning is in tests/extras/test_observed_frameworks.py.

@@ -125,11 +125,20 @@ def test_no_source_file_is_too_long() -> None:
     assert not {name: lines for name, lines in lengths.items() if lines > LINES}
 
 
+def test_no_file_name_of_the_engine_occurs_twice() -> None:
+    names = Counter(path.name for path in (ROOT / "engine").rglob("*.py"))
+    assert len(names) > 100
+    assert {name for name, count in names.items() if count > 1} == {"__init__.py"}
+
+
 def test_every_part_of_the_observer_is_described() -> None:
     folder = ROOT / "engine" / "ndd_watch"
     parts = {path.stem for path in folder.glob("*.py")} - {"__init__"}
     listed = (folder / "__init__.py").read_text("utf-8").split('"""')[1]
     assert parts <= set(re.findall(r"^    (\w+) ", listed, re.MULTILINE))
+    page = (ROOT / "docs" / "architecture.md").read_text("utf-8").partition("## The observer")[2]
+    rows = re.findall(r"^\| (`.*?) \|", page, re.MULTILINE)
+    assert parts <= {name for row in rows for name in re.findall(r"`(\w+)`", row)}
 
 
 def test_no_further_class_shares_its_name() -> None:

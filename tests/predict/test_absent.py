@@ -15,7 +15,7 @@ from ndd_engine.predict.absent import ShapeTracer
 from ndd_engine.predict.estimate import MANY, ONE
 from ndd_engine.predict.kernels import Card, Kernels, Op, Shape, fitted, kernels_of
 from ndd_engine.predict.launches import Issue, issues, spent, step_estimate
-from ndd_engine.predict.loops import LENGTHS, OPS, repeated
+from ndd_engine.predict.other_sizes import LENGTHS, OPS, repeated
 from ndd_engine.workloads.factory_data import prepare
 
 

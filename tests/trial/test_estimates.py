@@ -374,6 +374,8 @@ def test_the_effect_is_what_the_run_verified() -> None:
         ([2.0], [2.0], ["workload.size"], ITEMS, "not comparable"),
         ([2.0], [2.0], ["workload.decoder"], ITEMS, "same"),
         ([2.0], [2.0], ["optimizer.lr"], ITEMS, "not comparable"),
+        ([2.0], [2.0], ["clip.max_norm"], ITEMS, "not comparable"),
+        ([2.0], [2.0], ["workload.summaries"], ITEMS, "same"),
         ([2.0], [2.0], ["optimizer.implementation"], ITEMS, "same"),
         ([], [2.0], ["loader.workers"], ITEMS, "not comparable"),
     ],

@@ -29,7 +29,7 @@ from ndd_engine.script.script_tuning import candidates_for, tune_script
 from ndd_engine.trial.campaign import Campaign
 from ndd_engine.trial.outcome import Base, TrialRequest
 from ndd_engine.trial.tuning import Tuning, TuningRow, TuningState, place_of, run_tuning, trained
-from ndd_watch.changes import Place, candidates
+from ndd_watch.changes import Place, candidates, needs_losses
 
 NDD = ("batch.micro=64", "loader.fetch=item")
 
@@ -363,6 +363,8 @@ def test_a_change_of_the_arithmetic_is_not_kept_without_its_losses() -> None:
     results = {item: trial(sets=[item], **unknown) for item in ("loader.fetch=auto", "run.threads=1")}
     state = tune(Bench(results))
     assert kept(state) == ["gather"] and is_so(state, "threads-1", "dropped", "no loss was recorded")
+    # Nor one of which nothing is known.
+    assert needs_losses(["loader.fetch", "workload.mine"]) and not needs_losses(["loader.fetch"])
 
 
 def test_what_is_kept_under_load_is_told_to_be() -> None:

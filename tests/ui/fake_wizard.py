@@ -9,8 +9,8 @@ from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.wizard import Field, Preview
 from ndd_console.words.blocks import Block, Facts
 from ndd_engine.errors import NddError
-from ndd_engine.wizard.order import handful, pareto
 from ndd_engine.wizard.proposals import Answers, Batch, Measured, Model, Proposal
+from ndd_engine.wizard.ranking import handful, pareto
 
 GB = 1 << 30
 FREE = 12 * GB

@@ -22,7 +22,6 @@ from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.estimate import Family, ItemCounts, Memory, StepTime, TimedBatch, Trace
 from ndd_engine.predict.probe_process import Probed, other_is_faster
 from ndd_engine.wizard import planner as planner_module
-from ndd_engine.wizard.order import cost_in_words, handful, pareto, ranked
 from ndd_engine.wizard.planner import Planner, ProbedModel, Situation, proposals, unprobed_present
 from ndd_engine.wizard.proposals import (
     KEPT,
@@ -39,6 +38,7 @@ from ndd_engine.wizard.proposals import (
     sequences,
     worth_a_row,
 )
+from ndd_engine.wizard.ranking import cost_in_words, handful, pareto, ranked
 from ndd_engine.wizard.session import ProposalSet, reasons, to_verify, written
 
 

@@ -422,13 +422,11 @@ def outside(view: View) -> Finding | None:
     """Time outside all phases that no function of the script takes by itself: torch on small tensors, a library."""
     cost = view.cost("other")
     slow = _without_logging(view)
-    totals = view.snapshot.totals
-    collecting = (totals.gc_ns or 0) / totals.wall_ns if totals.wall_ns else 0.0
     if not view.is_script or not cost.clear:
         return None
     if model := sum(call.share for call in view.calls if _compiled(call)):
         cost = view.part(max(cost.share - model, 0.0))
-    if cost.share - collecting < 2 * FLOOR:
+    if cost.share - view.collecting < 2 * FLOOR:
         return None
     if slow is not None and slow.share >= 2 * FLOOR and slow.ns >= MOST_OF * cost.ns:
         return None  # `slow_function` names it

@@ -373,7 +373,7 @@ def many_workers(view: View, loader: LoaderEvent) -> Finding | None:
     More workers than cores are not a fault in themselves: with expensive items they keep the cores busy.
     """
     wait, cores, here = view.wait, view.whole_cores, made_ns(loader)
-    if not view.workers or ready(loader) or not wait.clear:
+    if not view.workers or ready(loader) or not wait.clear or view.disturbed:
         return None
     # Workers cost the wait and the slowdown of the model.
     slowed = view.model.ns * (1 - 1 / (view.slowed or 1.0)) if slowed_by_workers(view) else 0.0
@@ -439,8 +439,9 @@ def workers_of_script(view: View) -> Finding | None:
     cores, use = view.whole_cores, view.snapshot.cores
     if not view.is_script or cores is None or view.workers <= cores or not view.wait.clear:
         return None
-    # Workers that end and start again are counted as other processes.
-    if use is None or view.neighboured or use.own + use.others < BUSY * use.usable:
+    if use is None or view.neighboured or view.disturbed:
+        return None  # the cores are busy, whatever the number of workers
+    if use.own < BUSY * use.usable:
         return None  # they wait for storage: more of them wait in parallel
     share = percent(view.wait.share)
     draft = Draft(
@@ -448,7 +449,7 @@ def workers_of_script(view: View) -> Finding | None:
     )
     draft.add(taken(view.wait, "waiting for data takes"))
     draft.saw(f"{view.workers} loader workers and the model share {cores} cores", CONFIG)
-    draft.saw(f"{min(use.own + use.others, use.usable):.1f} of {use.usable:g} cores are busy", SAMPLES)
+    draft.saw(f"they use {min(use.own, use.usable):.1f} of {use.usable:g} cores", SAMPLES)
     draft.change("load in the training process", "loader.workers=0", where=view.loader_place)
     if cores > 1:
         draft.change(f"load with {counted(cores - 1, 'worker')}", f"loader.workers={cores - 1}")

@@ -36,6 +36,8 @@ FASTER_ALONE = 1.3
 FASTER_IN_RUN = 1.35
 # Part of what other processes use, from which on it helps to stop one of them.
 LARGE = 0.3
+# From this share of collections in the time on, their cost bounds that of other processes.
+COLLECTS = 0.5
 # Maximum share of one collection in the time between two, and the intervals in steps that are proposed.
 GC_SHARE = 0.06
 GC_STEPS = (50, 100, 200, 500, 1000, 2000)
@@ -98,13 +100,20 @@ def neighbour_cores(view: View) -> Finding | None:
     slowed = (view.slowed or 0.0) >= SLOWED
     if not use.full or (view.gpu and not slowed):
         return None
-    wanted = min(view.threads or 1, use.usable) + view.workers
+    # While Python collects garbage, one thread computes.
+    steps_want, collecting = min(view.threads or 1, use.usable) + view.workers, view.collecting
+    wanted = collecting + (1 - collecting) * steps_want
     if not use.lacks(wanted) and not slowed:
         return None  # the run gets all the cores it can use
     # As measured; else the part of the cores that the run wants and does not get. Others take no more than they use.
-    together = not view.gpu and (view.threads or 1) > 1
+    together = not view.gpu and (view.threads or 1) > 1 and collecting < COLLECTS
     bound = min(use.others / max(min(wanted, use.usable), 1.0), 0.9)
     lacking = bound if together else 1 - use.own / max(min(wanted, use.usable), use.own)
+    if collecting >= COLLECTS:
+        # At most all of the time besides, and what collecting lacks of its one core.
+        gets = (use.own - (1 - collecting) * min(steps_want, use.usable)) / collecting
+        lacking = 1 - collecting * min(max(gets, 0.0), 1.0)
+        bound = min(bound, lacking)
     slowdown = view.slowdown()
     share = min(lacking if slowdown is None else slowdown + view.wait.share * bool(view.workers), bound)
     draft = Draft(

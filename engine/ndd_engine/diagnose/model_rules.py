@@ -58,13 +58,11 @@ def user_code(view: View) -> Finding | None:
     if ":" not in str(view.get("workload.name")) or not host.clear:
         return None
     seen, between = view.where("forward", "loss"), _between(view)
-    totals = view.snapshot.totals
-    collecting = totals.gc_ns / totals.wall_ns if totals.gc_ns and totals.wall_ns else 0.0
     if between is not None:
         # A profiler capture gives the exact answer.
         share, each_ns = between
         known = seen is not None and seen.own
-        if share - collecting < GAPS or each_ns < (GAP_NS / 5 if known else GAP_NS):
+        if share - view.collecting < GAPS or each_ns < (GAP_NS / 5 if known else GAP_NS):
             return None
         text = f"gaps between operators take {percent(share)} of a profiler capture, {span(each_ns)} per operator"
     else:
@@ -76,7 +74,7 @@ def user_code(view: View) -> Finding | None:
         share = seen.most * host.share
         text = f"forward and loss take {span(host.ns)}; {span(expected)} expected from the speed of backward"
     # Collections are part of the phases and of the gaps.
-    share = max(share - collecting, 0.0)
+    share = max(share - view.collecting, 0.0)
     if share < FLOOR:
         return None
     line = seen.line if seen is not None else None

@@ -520,6 +520,18 @@ class View:
         return use is not None and sum(cores for _, _, cores in use.neighbours) >= OTHERS
 
     @property
+    def disturbed(self) -> bool:
+        """Whether others use so much of full cores that it may be them for which loader workers take long."""
+        use = self.snapshot.cores
+        return use is not None and use.shared and use.full
+
+    @cached_property
+    def collecting(self) -> float:
+        """Share of the wall time of the run (0..1) in which Python collects garbage, in one thread."""
+        totals = self.snapshot.totals
+        return min(totals.gc_ns / totals.wall_ns, 1.0) if totals.gc_ns and totals.wall_ns else 0.0
+
+    @property
     def crowded(self) -> bool:
         """Whether several threads wait for each other at every operator on cores that other processes use as well."""
         use = self.snapshot.cores

@@ -26,7 +26,7 @@ from .estimate import Family, ItemCounts, Memory, at, fit
 from .fakes import TooLongError, Traced, traced
 from .kernels import Card, Op
 from .launches import StepEstimate, step_estimate
-from .loops import LENGTHS, OPS, repeated, repeated_traces, scaled
+from .other_sizes import LENGTHS, OPS, repeated, repeated_traces, scaled
 from .step_probes import alike, caveat, departs, endless, extremes, items_of, longest_first, sizes
 
 Tell = Callable[[str], None]

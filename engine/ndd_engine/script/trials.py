@@ -53,7 +53,7 @@ from ndd_engine.trial.outcome import (
 from ndd_engine.trial.sides import SHARED_ENVIRONMENT, SIDES, Budget, SideFailedError, Sides, Tell, Trained
 from ndd_engine.trial.trial import Trial, alone
 from ndd_watch import LINKED, SITE
-from ndd_watch.changes import ARITHMETIC, AT_START, OF_SCRIPTS, TABLE
+from ndd_watch.changes import AT_START, OF_SCRIPTS, needs_losses
 
 from .command import (
     OFFLINE,
@@ -579,9 +579,8 @@ class ScriptSides(Sides):
 
     def has_to_compare(self, trial: TrialEvent) -> bool:
         """Whether the change may change numbers, and the trial does not tell whether it does."""
-        alters = any(TABLE[key].alters == ARITHMETIC for key in self._changes)
         unknown = trial.loss == "not comparable" or (trial.loss == "differs" and bool(self.doubt))
-        return alters and unknown and not self.compare_items()
+        return needs_losses(self._changes) and unknown and not self.compare_items()
 
     def with_losses(self, trial: TrialEvent) -> TrialEvent:
         """The result of a trial, with the first losses of two starts, which have the same seed."""

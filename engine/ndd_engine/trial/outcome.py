@@ -344,7 +344,10 @@ def compare_losses(
     base: Sequence[float], change: Sequence[float], changed: Iterable[str], items: tuple[int, int]
 ) -> tuple[str, str]:
     """(same, close, differs or not comparable; why) of the first losses of both sides."""
-    other = [key for key in changed if key.startswith(_OTHER_TRAINING) and key not in TABLE]
+    other = [
+        key for key in changed
+        if (TABLE[key].alters.other if key in TABLE else key.startswith(_OTHER_TRAINING))
+    ]  # fmt: skip
     if other:
         return "not comparable", f"a different {', '.join(other)} changes what is trained"
     if items[0] != items[1]:

@@ -21,7 +21,7 @@ from ndd_engine.hardware.gpus import Machine
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import factor, number, printable, times
 from ndd_engine.train.request import preflight
-from ndd_watch.changes import ARITHMETIC, SET, TABLE, Candidate, Place, candidates
+from ndd_watch.changes import SET, Candidate, Place, candidates, needs_losses
 
 from .campaign import Campaign, CampaignState
 from .estimates import estimate_of, judged, over
@@ -296,9 +296,7 @@ def _judged(trial: TrialEvent, max_steps: int | None) -> tuple[bool, str]:
     if trial.loss == "differs":
         return False, f"faster, but the losses differ: {trial.loss_text}"
     keys = {item.partition("=")[0].strip() for item in trial.sets}
-    if trial.loss == "not comparable" and any(
-        key in TABLE and TABLE[key].alters == ARITHMETIC for key in keys
-    ):
+    if trial.loss == "not comparable" and needs_losses(keys):
         return (
             False,
             f"faster, but it may change the numbers, and losses were not compared: {trial.loss_text}",

@@ -18,7 +18,6 @@ from ndd_engine.predict.probe_process import Opened, Probed
 from ndd_engine.text import counted, size
 from ndd_engine.train.request import preflight
 
-from .order import cost_in_words
 from .proposals import (
     LARGEST_MICRO,
     RESERVED_SHARE,
@@ -35,6 +34,7 @@ from .proposals import (
     ranks_to_propose,
     worth_a_row,
 )
+from .ranking import cost_in_words
 
 # Number of micro-batches to time, and the maximum seconds of the slowest.
 TIMED = 4

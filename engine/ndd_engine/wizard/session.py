@@ -30,7 +30,6 @@ from ndd_engine.trial.estimates import CONFIDENCE, Estimate, Replicates, judged
 from ndd_engine.trial.outcome import differences, with_interval
 from ndd_engine.trial.sides import SideProcess
 
-from .order import FAST_ENOUGH, pareto, range_in_words, ranked
 from .planner import (
     Planner,
     ProbedModel,
@@ -42,6 +41,7 @@ from .planner import (
     unprobed_present,
 )
 from .proposals import GOALS, NOT_MEASURED, SHORT_ROUNDS, Answers, Measured, Proposal
+from .ranking import FAST_ENOUGH, pareto, range_in_words, ranked
 
 
 def into(text: str, values: Mapping[str, Any], reasons: Mapping[str, str]) -> str:

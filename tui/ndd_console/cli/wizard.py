@@ -178,8 +178,8 @@ class WizardProgress(ProgressLines):
 def document(
     proposed: ProposalSet, answers: Answers, best: Proposal | None, choice: Choice | None
 ) -> dict[str, Any]:
-    from ndd_engine.wizard.order import handful
     from ndd_engine.wizard.planner import model_name
+    from ndd_engine.wizard.ranking import handful
 
     situation = proposed.situation
     recommendation: dict[str, Any] | None = None

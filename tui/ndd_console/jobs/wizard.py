@@ -280,7 +280,7 @@ class WizardJob(ThreadJob):
     @property
     def table(self) -> tuple[Proposal, ...]:
         """The handful of proposals that differ in what matters, best for the goal first."""
-        from ndd_engine.wizard.order import handful
+        from ndd_engine.wizard.ranking import handful
 
         return tuple(handful(self.rows, self.answers))
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ndd_engine.hardware.named_gpus import usable_bytes
 from ndd_engine.text import MISSING, counted, duration, foreign, number, plural, size
-from ndd_engine.wizard.order import handful, range_in_words, slowness
 from ndd_engine.wizard.proposals import Answers, Proposal
+from ndd_engine.wizard.ranking import handful, range_in_words, slowness
 
 from .blocks import Block, Facts, Table, Text
 from .machine import peak_rows
