@@ -249,6 +249,14 @@ async def test_the_log_keeps_its_last_lines_and_what_is_read_stays_in_place() ->
         screen.look_again()
         await pilot.pause(0.02)
         assert "the newest" in text_of(app)
+        await press(pilot, "slash", *"wrapped", "enter")
+        assert "line 59 " in text_of(app) and "36 of 36" in text_of(app)
+        source.output = [*source.output, "the last"]
+        screen.look_again()
+        await pilot.pause(0.02)
+        assert "line 59 " in text_of(app)
+        await press(pilot, "n")
+        assert "line 58 " in text_of(app) and "34 of 35" in text_of(app)
 
 
 def test_a_log_is_read_as_it_grows(tmp_path: Path) -> None:
