@@ -276,7 +276,8 @@ def _followed(run: RunDir) -> Snapshot:
     reader.poll()
     snapshot = reader.snapshot()
     progress.look(snapshot)
-    said += map(printable, summary(snapshot, snapshot.end, str(run.path)))
+    found = Diagnosis().of(snapshot)
+    said += map(printable, summary(snapshot, snapshot.end, str(run.path), found.findings, found.trouble))
     json.dumps(writable(figures(snapshot)), allow_nan=False)
     assert snapshot.final, "attach --headless waits for ever"
     clean("\n".join(said))
