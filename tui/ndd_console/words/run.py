@@ -340,7 +340,7 @@ def introduction(snapshot: Snapshot) -> list[str]:
     threads = f", {counted(run.threads, 'thread')}" if run.device == "cpu" and run.threads else ""
     lines = [
         f"run {run.name}: {run.workload}, {number(run.parameters or None)} parameters ({run.model})",
-        f"on {run.device_name}{threads}, {run.precision}; {run.data}",
+        f"on {run.device_name}{threads}{f', {run.precision}' if run.precision else ''}; {run.data}",
         f"{steps_text(snapshot, run)}; {epoch_text(snapshot, run)}",
     ]
     if run.resumed_step is not None:
