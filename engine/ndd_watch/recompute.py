@@ -40,6 +40,8 @@ _KEPT = frozenset(
 # While a plan is searched: the seconds of each second pass, by the name of its block.
 spent: dict[str, list[float]] | None = None
 _again = 0
+# `_eagerly`, kept from the compiler. Made with the first block, since that imports the compiler, which takes a second.
+_outside_compiler: Any = None
 
 
 def recomputing() -> bool:
@@ -73,7 +75,7 @@ class Recomputed:
             return checkpoint(call, *values, use_reentrant=False, context_fn=self._contexts)
         if self.level == ALL and not self.normalises:
             return checkpoint(call, *values, use_reentrant=False)
-        return _eagerly(call, values, self._contexts)
+        return _outside_compiler(call, values, self._contexts)
 
     def _contexts(self) -> tuple[Any, Any]:
         """(around the first pass, around the second)."""
@@ -91,7 +93,6 @@ def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> Checkp
     return CheckpointPolicy.MUST_SAVE if operator._schema.name in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-@torch._dynamo.disable(recursive=False)  # type: ignore[no-untyped-call, untyped-decorator]
 def _eagerly(call: Callable[..., Any], values: tuple[Any, ...], contexts: Callable[[], Any]) -> Any:
     """Compiled code accepts no contexts of ours: the graph breaks, and what the block calls is compiled by itself."""
     return checkpoint(call, *values, use_reentrant=False, context_fn=contexts)
@@ -142,6 +143,9 @@ def _now() -> float:
 
 def set_levels(model: torch.nn.Module, levels: Mapping[str, str]) -> None:
     """Give the named modules their levels; all others compute as before. Raises KeyError with a name it has not."""
+    global _outside_compiler
+    if levels and _outside_compiler is None:
+        _outside_compiler = torch._dynamo.disable(_eagerly, recursive=False)  # type: ignore[no-untyped-call]
     modules = dict(model.named_modules())
     chosen = {name: modules[name] for name in levels}
     for module in modules.values():
