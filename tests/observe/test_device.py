@@ -45,7 +45,7 @@ def device_ns(ran: Ran, last: int = 0) -> dict[str, float]:
     """Of each phase in a step, over all windows or the last ones."""
     windows: list[dict[str, Any]] = [one for one in ran.of("window")[-last:] if one["device_steps"]]
     count = sum(one["device_steps"] for one in windows)
-    assert count >= 5
+    assert count >= 2  # few steps of a busy machine are timed
     sums: dict[str, float] = {}
     for window in windows:
         for name, body in window["phases"].items():

@@ -19,9 +19,9 @@ from .finding import Change, Finding
 from .view import FLOOR, Draft, View, place
 
 CAPTURE = "profiler capture"
-# Least iterations of a loop; the median operator of a loop that waits for launches rather than computes, without and
-# with a GPU, in nanoseconds; and the part of the calls of modules that are to different ones, from which on it is one
-# over layers.
+# Least iterations of a loop. Nanoseconds of the median operator of a loop that waits for launches rather than computes,
+# without and with a GPU. The part of the calls of modules that are to different ones, from which on it is one over
+# layers.
 LEAST_STEPS, SHORT_NS, SHORT_GPU_NS, LAYERS = 16, 250_000.0, 50_000.0, 0.5
 # Outputs of a projection or softmax that are many, and the least share of such.
 VOCABULARY, LEAST_VOCABULARY = 8_192, 0.15

@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from .event import Count, Event, Figure, Flag
 
-# File, first line and name of a function of the user's own; its calls; the part of a batch's time that it takes, with
-# and without other such functions that it calls; and by kind what the former is spent with.
+# File, first line and name of a function of the user's own, and its calls. Then the part of a batch's time that it
+# takes, with and without other such functions that it calls; and by kind what the former is spent with.
 WorkerFunction = tuple[str, Count, str, Count, Figure, Figure, dict[str, Figure]]
 # Kinds, besides that it computes.
 WAITS = ("storage", "lock", "connection", "sleeps", "waits")
