@@ -18,8 +18,8 @@ from .mapped import _checked, _open, renamed
 SUFFIX = ".worker"
 _MAGIC, SIZE = 0x73686565743031, 1 << 15
 # Integers: number of the format; process id; times that a report began or ended to be written, odd meanwhile; and its
-# bytes. Then of the present batch: its number; when it began on the monotonic clock, 0 between two; bytes of its indices
-# as text.
+# bytes. Then of the present batch: its number; when it began on the monotonic clock, 0 between two; bytes of its
+# indices as text.
 _MARK, _PID, _WRITES, _LENGTH, _BATCH, _BEGUN, _SHOWN = range(7)
 _TEXT, _MOST_TEXT, _REPORT = 64, 192, 256
 MOST_BYTES = SIZE - _REPORT
