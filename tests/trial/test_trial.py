@@ -41,7 +41,7 @@ from ndd_watch.trying import gate
 @pytest.mark.long
 @pytest.mark.promise
 def test_a_planted_fault_taken_away_is_a_gain(tmp_path: Path) -> None:
-    """Items that are slow to make, by a clock that goes on with nothing else: workers make them meanwhile."""
+    """Items take long to make, by a clock that the test moves; workers make them while the model computes."""
     told: list[Progress] = []
     base = planted(tmp_path, sleep=0.02, step=0.01)
     event = measured(base, "loader.workers=1", "loader.persistent=true", tell=told.append)

@@ -354,11 +354,17 @@ def _everything(table: WindowTable) -> Iterator[Levels]:
 
 
 def ways_to_fit(
-    prober: Prober, memory: Memory, time: StepTime, budget_bytes: int, added_bytes: int
+    prober: Prober,
+    memory: Memory,
+    time: StepTime,
+    budget_bytes: int,
+    added_bytes: int,
+    nearest: tuple[int, int] | None,
 ) -> list[Way]:
-    """What makes a configuration fit that does not, the fastest first. memory, time: of the configuration itself.
+    """What makes a configuration fit that does not, the fastest first.
 
-    All of them keep the effective batch. Raises what a step raises.
+    memory, time: of the configuration itself. nearest: the largest micro-batch that fits, and its accumulation. All
+    ways keep the effective batch. Raises what a step raises.
     """
     config, on_gpu = prober.config, prober.device.type == "cuda"
     batch, found = config.batch, []
@@ -368,14 +374,11 @@ def ways_to_fit(
             step_s = None if plan.micro_s is None else batch.accumulation * plan.micro_s + time.update_s
             note = f"{len(plan.levels)} of {counted(plan.blocks, 'block')} compute again in backward"
             found.append(Way(("memory.budget=auto",), plan.peak_bytes, step_s, note))
-    for micro in range(batch.micro - 1, 0, -1):
-        if batch.items % micro == 0:
-            times = batch.items // micro
-            peak = memory.peak(micro, times) + added_bytes
-            if peak <= budget_bytes:
-                sets = f"batch.micro={micro}", f"batch.accumulation={times}"
-                found.append(Way(sets, peak, time.step_s(micro, times, config.loader.workers)))
-                break
+    if nearest is not None:
+        micro, times = nearest
+        sets = f"batch.micro={micro}", f"batch.accumulation={times}"
+        step_s = time.step_s(micro, times, config.loader.workers)
+        found.append(Way(sets, memory.peak(micro, times) + added_bytes, step_s))
     others: list[tuple[str, Any, str]] = [("optimizer.implementation", "loop", "")]
     if config.precision.amp == "off" and (on_gpu or detect_host().bf16_units):
         others.append(("precision.amp", "bf16", "bf16 rounds differently: compare the losses"))

@@ -309,7 +309,7 @@ def _outlook(
     if found.fits is not False or limit is None:
         return found
     progress("looking for what would fit")
-    return replace(found, ways=tuple(ways_to_fit(prober, memory, times, limit, kept)))
+    return replace(found, ways=tuple(ways_to_fit(prober, memory, times, limit, kept, found.nearest)))
 
 
 def limit_of(config: Config, available_bytes: int | None) -> int | None:
