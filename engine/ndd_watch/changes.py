@@ -14,7 +14,6 @@ from .switches import (
     Attention,
     Autocast,
     Cache,
-    Change,
     ChannelsLast,
     Collections,
     Compile,
@@ -29,6 +28,7 @@ from .switches import (
     Persistent,
     PinMemory,
     Prefetch,
+    Switch,
     Tf32,
     Threads,
     Workers,
@@ -64,7 +64,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Place:
+class Conditions:
     """What the candidates depend on.
 
     gpu: whether there is a CUDA GPU, with its capability if that is known. cores: whole cores of this process. bf16:
@@ -106,7 +106,7 @@ class Once:
 
     names: str
     value: str = "true"
-    missing: Callable[[Place], str | None] = lambda here: ""
+    missing: Callable[[Conditions], str | None] = lambda here: ""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class Sweep:
     """Tuning tries several values, or other settings with it. names: what --only accepts."""
 
     names: str
-    each: Callable[[Place], Iterator[Candidate]]
+    each: Callable[[Conditions], Iterator[Candidate]]
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ class Row:
 
     key: str
     title: str = ""
-    made: type[Change] | None = None
+    made: type[Switch] | None = None
     own: str = ""
     edit: Argument | Statement | Items | OfModel | OfLoop | str = ""
     alters: Alters = NOTHING
@@ -224,18 +224,18 @@ class Row:
     idea: Idea | None = None
 
 
-def _cached(here: Place) -> str | None:
+def _cached(here: Conditions) -> str | None:
     if here.script and "loader.workers" not in here.settings:
         return None
     return "the items are already in memory, unencoded" if "in memory" in here.model else ""
 
 
-def _device(here: Place) -> Iterator[Candidate]:
+def _device(here: Conditions) -> Iterator[Candidate]:
     alone = ("loader.workers=0",) if here.settings["loader.workers"] else ()
     yield Candidate("device", "data on the GPU", (*alone, "loader.placement=device"), missing=here.no_gpu)
 
 
-def _workers(here: Place) -> Iterator[Candidate]:
+def _workers(here: Conditions) -> Iterator[Candidate]:
     now = here.settings.get("loader.workers")
     if now is None:
         return
@@ -249,14 +249,14 @@ def _workers(here: Place) -> Iterator[Candidate]:
         yield Candidate(f"workers-{count}", title, (f"loader.workers={count}",), "workers" if count else "")
 
 
-def _prefetch(here: Place) -> Iterator[Candidate]:
+def _prefetch(here: Conditions) -> Iterator[Candidate]:
     # Without workers it is measured on top of those that are kept, if any are.
     if here.settings.get("loader.workers") is not None:
         more = 2 * (here.settings.get("loader.prefetch") or PREFETCH)
         yield Candidate(f"prefetch-{more}", f"{more} batches loaded ahead", (f"loader.prefetch={more}",))
 
 
-def _non_blocking(here: Place) -> Iterator[Candidate]:
+def _non_blocking(here: Conditions) -> Iterator[Candidate]:
     # A copy from memory that is not pinned waits anyway.
     pinned = here.settings.get("loader.pin_memory")
     if pinned is not None and not here.settings.get("loader.non_blocking"):
@@ -265,7 +265,7 @@ def _non_blocking(here: Place) -> Iterator[Candidate]:
         yield Candidate("non-blocking", title, (*more, "loader.non_blocking=true"), missing=here.no_gpu)
 
 
-def _threads(here: Place) -> Iterator[Candidate]:
+def _threads(here: Conditions) -> Iterator[Candidate]:
     missing = "the GPU computes" if here.gpu else ""
     for count in dict.fromkeys((here.cores, here.cores // 2, 1)):
         if 0 < count != (here.settings.get("run.threads") or here.cores):
@@ -273,7 +273,7 @@ def _threads(here: Place) -> Iterator[Candidate]:
             yield Candidate(f"threads-{count}", title, (f"run.threads={count}",), "threads", missing)
 
 
-def _micro(here: Place) -> Iterator[Candidate]:
+def _micro(here: Conditions) -> Iterator[Candidate]:
     micro, accumulation = here.settings["batch.micro"], here.settings["batch.accumulation"]
     if accumulation == 1:
         missing = "the micro-batch is already the effective batch"
@@ -286,18 +286,18 @@ def _micro(here: Place) -> Iterator[Candidate]:
         times *= 2
 
 
-def _fused(here: Place) -> str | None:
+def _fused(here: Conditions) -> str | None:
     known = {None: None, "auto": "auto uses it where torch supports it", "fused": SET}
     return known.get(here.settings.get("optimizer.implementation"), "")
 
 
-def _compress(here: Place) -> Iterator[Candidate]:
+def _compress(here: Conditions) -> Iterator[Candidate]:
     if here.strategy == "ddp":
         half = "bf16" if here.gpu else "fp16"  # gloo does not compress to bf16
         yield Candidate("compress", f"gradients exchanged in {half}", (f"parallel.compress={half}",))
 
 
-def _amp(here: Place) -> Iterator[Candidate]:
+def _amp(here: Conditions) -> Iterator[Candidate]:
     amp = here.settings.get("precision.amp", "off")
     # auto resolves to off on the CPU
     lowered = "" if amp == "off" or (amp == "auto" and not here.gpu) else "mixed precision is already on"
@@ -310,11 +310,11 @@ def _amp(here: Place) -> Iterator[Candidate]:
         yield Candidate("fp16", "mixed precision, fp16", ("precision.amp=fp16",), "amp", missing)
 
 
-def _cudnn(here: Place) -> str:
+def _cudnn(here: Conditions) -> str:
     return here.no_gpu or ("" if here.script or "convolutions" in here.model else _NO_CONVOLUTIONS)
 
 
-def _backends(here: Place) -> Iterator[Candidate]:
+def _backends(here: Conditions) -> Iterator[Candidate]:
     if "attention" not in here.model:
         yield Candidate("attention", "attention backend", (), "attention", _NO_ATTENTION)
         return
@@ -329,7 +329,7 @@ def _backends(here: Place) -> Iterator[Candidate]:
             )
 
 
-def _compile(here: Place) -> Iterator[Candidate]:
+def _compile(here: Conditions) -> Iterator[Candidate]:
     missing = (
         "" if here.gpu or "unrolled" not in here.model else "compiling its unrolled decoder takes minutes"
     )
@@ -537,7 +537,7 @@ def switched_by(*ways: str) -> frozenset[str]:
     return frozenset(row.key for row in _ROWS if row.own in ways)
 
 
-def candidates(here: Place) -> tuple[Candidate, ...]:
+def candidates(here: Conditions) -> tuple[Candidate, ...]:
     """What tuning tries, in the order of the table; for a script only what can be measured."""
     found: list[Candidate] = []
     for row in _ROWS:
@@ -551,7 +551,7 @@ def candidates(here: Place) -> tuple[Candidate, ...]:
     return tuple(one for one in found if not (here.script and one.missing))
 
 
-def make(key: str, value: Any, observer: Any) -> Change:
+def make(key: str, value: Any, observer: Any) -> Switch:
     """The change of a script. Raises KeyError for a key that needs an edit of it."""
     return OF_SCRIPTS[key](value, observer)
 

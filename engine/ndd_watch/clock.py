@@ -61,7 +61,7 @@ from .mapped import (
     TRAINER,
     WAITING,
     ZERO_GRAD,
-    Memory,
+    MappedMemory,
 )
 
 # What the hooks need of all this comes from here.
@@ -336,7 +336,7 @@ class DeviceValues:
 
 now = time.perf_counter_ns
 
-memory = Memory()
+memory = MappedMemory()
 # The integers of the memory; `row` and `rest` are parts of it.
 S = memory.values
 row, rest = S[ROW : ROW + COLUMNS], S[REST : REST + COLUMNS]

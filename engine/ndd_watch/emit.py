@@ -45,7 +45,7 @@ from .waits import strategy_of
 POLL_S = 0.05
 
 
-class Requests:
+class RequestHandler:
     """capture, look: called for a profiler capture, for a look at what the process keeps. wishes: of a framework."""
 
     def __init__(

@@ -40,7 +40,7 @@ from .looks import Looks, Places, attribute, function_of, key_of, own_frame
 from .loops import Passes, subclasses, takes_closure, wraps_steps
 from .mapped import LENGTHS_AT, MICRO, MOST_LENGTHS, OPEN
 from .modules import Modules
-from .probes import Look, Probes, Rests, watch
+from .probes import Probes, Rests, VariableHook, watch
 from .steps import LOSS_NS, ByHand, Steps
 from .waits import Waits
 
@@ -220,7 +220,7 @@ class Hooks:
 
     # The hooks.
 
-    def _backward_hooks(self) -> tuple[Look, Any]:
+    def _backward_hooks(self) -> tuple[VariableHook, Any]:
         steps, waits, outer = self.steps, self.waits, self._outer
         looks, origin = self._looks, self._origin
         traced = looks.traced
@@ -309,7 +309,7 @@ class Hooks:
                 steps.failed(error)
             return zero
 
-        return Look(begins, begun, ("tensors", "retain_graph", "create_graph")), ends
+        return VariableHook(begins, begun, ("tensors", "retain_graph", "create_graph")), ends
 
     def _glance(self, tensors: Any) -> None:
         """Read the loss in a step that is timed as a whole."""
@@ -363,7 +363,7 @@ class Hooks:
 
             steps.values.send([loss], arrived)
 
-    def _scales(self) -> Look:
+    def _scales(self) -> VariableHook:
         """Of a gradient scaler's `scale`: what it receives is the loss itself."""
         steps, looks, traced = self.steps, self._looks, self._looks.traced
 
@@ -385,7 +385,7 @@ class Hooks:
                 steps.missed(error)
             return 0
 
-        return Look(begins, begun, ("self", "outputs"))
+        return VariableHook(begins, begun, ("self", "outputs"))
 
     def _begins_training(self) -> bool:
         """Whether a backward pass outside the timed thread is to be timed; counts one that ends an evaluation."""
@@ -401,7 +401,7 @@ class Hooks:
             return False
         return True
 
-    def _reads(self) -> Look:
+    def _reads(self) -> VariableHook:
         """A hook: the iterator of a loader begins to make a batch."""
         steps, outer, traced = self.steps, self._outer, self._looks.traced
 
@@ -448,7 +448,7 @@ class Hooks:
                 steps.missed(error)
             return 0
 
-        return Look(begins, begun, ("self",))
+        return VariableHook(begins, begun, ("self",))
 
     def _turns_pass(self, starts: bool = False) -> Any:
         """A hook: a pass over the data of a loader ends or starts, and its workers. Its step is timed by phase."""
@@ -534,7 +534,7 @@ class Hooks:
             if wraps_steps(step) and not self.probes.has(step):
                 self.probes.put(step, *self._step_hooks, False)
 
-    def _optimizer_hooks(self) -> tuple[Look, Look]:
+    def _optimizer_hooks(self) -> tuple[VariableHook, VariableHook]:
         """Of the function that torch wraps around each `step` of an optimizer."""
         steps, faking, traced = self.steps, self._looks.faking, self._looks.traced
 
@@ -642,7 +642,7 @@ class Hooks:
                 steps.failed(error)
             return 0
 
-        return Look(begins, begun, ("args", "kwargs")), Look(ends, ended, ("args",))
+        return VariableHook(begins, begun, ("args", "kwargs")), VariableHook(ends, ended, ("args",))
 
     def _within_step(self, frame: Any) -> bool:
         """Whether a frame is called by a step of an optimizer, however indirectly."""

@@ -21,7 +21,7 @@ from .apart import (
 from .captures import Captures
 from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, Copies, DeviceValues, S, memory
 from .collecting import Collecting
-from .emit import FOLDER_AT_START, Emitter, Requests, reason_of
+from .emit import FOLDER_AT_START, Emitter, RequestHandler, reason_of
 from .finite import Origin
 from .frameworks import Frameworks, Wishes, numbers
 from .holders import Allocations, Holders
@@ -90,7 +90,7 @@ class Observer:
         # Of learning, profiled steps and looks at what is kept: processor time of this thread when the last one began.
         self.allowance, self._spent = Allowance(PROFILE_NS), 0
         # In a process of a trial.
-        self._tried: trying.Script | None = None
+        self._tried: trying.ScriptTrainer | None = None
         self.loader: dict[str, Any] = {}
         self._memory_due = 0
         # Losses in a row on another GPU than the one that is timed.
@@ -128,7 +128,7 @@ class Observer:
         )
         steps.finite.suspicious = self._suspicious
         steps.looked = self.profiler.leave_out
-        self.requests = Requests(steps, self._capture, self._look, self.wishes)
+        self.requests = RequestHandler(steps, self._capture, self._look, self.wishes)
         self.hooks.loader_read = self._loader_read
         self.hooks.device_found = self._device_found
         if self.frameworks is not None:

@@ -202,7 +202,7 @@ _WRITE = 0x200  # PyBUF_WRITE
 _NAMES = 1000
 
 
-class Memory:
+class MappedMemory:
     """values: 64-bit integers, see the indices above. data: the same memory as bytes."""
 
     def __init__(self) -> None:
@@ -309,7 +309,7 @@ def ask(path: str, request: list[int]) -> None:
         os.close(handle)
 
 
-class Reader:
+class MappedReader:
     """Reads the memory of another process. Raises OSError or ValueError if the file is none.
 
     lost: bytes of lines and rows that were overwritten before they were read.

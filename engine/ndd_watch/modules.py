@@ -32,7 +32,7 @@ from .clock import (
 )
 from .looks import Looks, attribute, key_of
 from .mapped import INPUT
-from .probes import Look, Probes
+from .probes import Probes, VariableHook
 from .slowing import Sizes, Tables
 from .steps import Steps
 
@@ -161,7 +161,7 @@ class Modules:
                 self._root = None
             return zero
 
-        return Look(begins, begun, ("self", "args", "kwargs")), ends
+        return VariableHook(begins, begun, ("self", "args", "kwargs")), ends
 
     def _outermost(self, module: Any, args: Any, kwargs: Any) -> None:
         """A module is called from outside other modules."""
@@ -252,7 +252,7 @@ class Modules:
             root, length = self._root or (0, None)
             self._time_first[root] = bool(shape) and shape[0] == length  # type: ignore[index]
 
-    def _mode_hook(self) -> Look:
+    def _mode_hook(self) -> VariableHook:
         """Of `train`, which `eval` calls: all between `eval` of what trains and the next training is an evaluation."""
         steps, traced = self._steps, self._looks.traced
 
@@ -272,7 +272,7 @@ class Modules:
                 steps.missed(error)
             return 0
 
-        return Look(begins, begun, ("self", "mode"))
+        return VariableHook(begins, begun, ("self", "mode"))
 
     def evaluation(self, on: bool) -> None:
         """The script begins or ends an evaluation; all of it belongs to one phase."""

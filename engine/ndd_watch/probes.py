@@ -328,7 +328,7 @@ class Probe:
         return int, (0,)
 
 
-class Look(NamedTuple):
+class VariableHook(NamedTuple):
     """A hook that looks at variables of its function: `look` gets their values where `due` returns 1."""
 
     due: Hook
@@ -368,8 +368,8 @@ class Probes:
     def put(
         self,
         function: Any,
-        begins: Hook | Look | None,
-        ends: Hook | Look | None,
+        begins: Hook | VariableHook | None,
+        ends: Hook | VariableHook | None,
         always: bool,
         rests: Rests = "",
     ) -> bool:
@@ -382,7 +382,7 @@ class Probes:
         before = getattr(function, "__code__", None)
         if not isinstance(function, types.FunctionType) or before is None or before.co_flags & _GENERATORS:
             return False
-        looked = [name for one in (begins, ends) if isinstance(one, Look) for name in one.names]
+        looked = [name for one in (begins, ends) if isinstance(one, VariableHook) for name in one.names]
         if not set(looked) <= set(before.co_varnames):
             return False
         imported = _imported(function, before.co_names)
@@ -453,10 +453,10 @@ class Probes:
 
         return put
 
-    def _operation(self, hook: Hook | Look | None) -> _Operation | None:
+    def _operation(self, hook: Hook | VariableHook | None) -> _Operation | None:
         if hook is None:
             return None
-        if isinstance(hook, Look):
+        if isinstance(hook, VariableHook):
             return _Operation(self._probe(hook.due), self._probe(hook.look), hook.names)
         return _Operation(self._probe(hook))
 

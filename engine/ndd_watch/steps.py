@@ -67,7 +67,7 @@ from .mapped import (
     PENDING,
     STEPPED,
 )
-from .probes import Look
+from .probes import VariableHook
 from .profiler import Asides
 from .slowing import Garbage, KeptGraphs, Retained, Slowing
 
@@ -538,7 +538,7 @@ class ByHand:
         self._ender = 0
         self._timed = False
 
-    def hooks(self) -> tuple[Look, Look]:
+    def hooks(self) -> tuple[VariableHook, VariableHook]:
         """What begins and what ends."""
         steps, looks = self._steps, self._looks
 
@@ -573,7 +573,7 @@ class ByHand:
             return 0
 
         names = "outputs", "retain_graph", "create_graph"
-        return Look(due, begun, names), Look(due, ended, ("t_inputs",))
+        return VariableHook(due, begun, names), VariableHook(due, ended, ("t_inputs",))
 
     def _ended(self, inputs: Any) -> None:
         """The gradients by these tensors are there."""

@@ -18,7 +18,7 @@ from .looks import groups_of
 _DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
-class Change:
+class Switch:
     """requested: as text. `switch` turns it on and off; `applied` returns (value, in effect, how that is known)."""
 
     at_start = False
@@ -41,13 +41,13 @@ class Change:
         return self.requested, None, ""
 
 
-class AtStart(Change):
+class AtStart(Switch):
     """It is switched on once, before the script begins."""
 
     at_start = True
 
 
-class Global(Change):
+class Global(Switch):
     """A switch of torch for the whole process. on_gpu: whether it concerns work on a GPU only."""
 
     on_gpu = False
@@ -81,7 +81,7 @@ class Threads(Global):
         self.torch.set_num_threads(value)
 
 
-class Autocast(Change):
+class Autocast(Switch):
     """Autocast around the modules that the script calls; what leaves them is fp32 again, so that its loss is."""
 
     def switch(self, on: bool) -> None:
@@ -129,7 +129,7 @@ def _upcast(torch: Any, found: Any, dtype: Any) -> Any:
     return found
 
 
-class Tf32(Change):
+class Tf32(Switch):
     """Set while the script trains.
 
     They are switched through the older of torch's two APIs, which sets the newer one (`fp32_precision`, torch 2.9) as
@@ -203,7 +203,7 @@ class FlushDenormal(Global, AtStart):
 _UNSCALES = "_step_supports_amp_scaling"
 
 
-class Implementation(Change):
+class Implementation(Switch):
     """The flags of the parameter groups, which every step reads anew.
 
     A fused kernel reads the counter of steps where its parameter is, and would follow a pointer of the host on a GPU
@@ -265,7 +265,7 @@ def _implementation(group: dict[str, Any]) -> str:
     return {True: "foreach", False: "loop"}.get(group["foreach"], "default")
 
 
-class Collections(Change):
+class Collections(Switch):
     """Set while the script trains: automatic collection is off, and steps collect."""
 
     def switch(self, on: bool) -> None:
@@ -348,7 +348,7 @@ class Persistent(Loader):
     name, fact = "persistent_workers", "persistent"
 
 
-class NonBlocking(Change):
+class NonBlocking(Switch):
     """Copies from pinned host memory to the GPU do not wait."""
 
     def switch(self, on: bool) -> None:
@@ -377,7 +377,7 @@ class NonBlocking(Change):
 _BACKENDS = {"flash": "flash", "efficient": "mem_efficient", "cudnn": "cudnn", "math": "math"}
 
 
-class Attention(Change):
+class Attention(Switch):
     """Set while the script trains."""
 
     def switch(self, on: bool) -> None:

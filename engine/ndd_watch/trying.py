@@ -327,7 +327,7 @@ _OF_MEMORY = re.compile(f"{OF_GPU}|{OF_HOST}", re.IGNORECASE)
 started: dict[str, Any] = {}
 
 
-class Script(Trainer):
+class ScriptTrainer(Trainer):
     """The loop of a script, as its gate sees it."""
 
     def __init__(self, observer: Any, spec: dict[str, Any]) -> None:
@@ -555,12 +555,12 @@ def _workers() -> list[int]:
     return found
 
 
-def begin(observer: Any) -> tuple[Script, Callable[[], None]] | None:
+def begin(observer: Any) -> tuple[ScriptTrainer, Callable[[], None]] | None:
     """In a process of a trial: the script, and what takes the place of `Steps.gate`. None in any other."""
     text = _os.environ.pop("NDD_WATCH_TRY", "")
     if not text:
         return None
-    script = Script(observer, json.loads(text))
+    script = ScriptTrainer(observer, json.loads(text))
     ask = gate(script, script.receive, script.send)
 
     def asked() -> None:

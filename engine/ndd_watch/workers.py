@@ -20,7 +20,7 @@ from typing import Any, Callable
 
 from .apart import Dropped, dumps, module_of, os, ours, time
 from .looks import bases, class_name, namespace
-from .probes import Look, Probes
+from .probes import Probes, VariableHook
 from .sheet import Sheet
 from .worker_profile import BatchProfiles
 
@@ -336,7 +336,7 @@ def watched(probes: Probes, worker_loop: Any, folder: Callable[[], str]) -> bool
         begin(folder(), dict(zip(ARGUMENTS, given)))
         return 0
 
-    return probes.put(worker_loop, Look(begins, begun, ARGUMENTS), None, False)
+    return probes.put(worker_loop, VariableHook(begins, begun, ARGUMENTS), None, False)
 
 
 def _classify(times: list[int], classes: dict[int, int]) -> None:

@@ -9,7 +9,7 @@ from itertools import chain, zip_longest
 from ndd_engine.hardware.detect import detect
 from ndd_engine.trial.claims import Claim, ClaimsState, claims, conditions, measurements, run_claims
 from ndd_engine.trial.tuning import place_of
-from ndd_watch.changes import Place
+from ndd_watch.changes import Conditions
 
 from .figures import Task, one_line
 
@@ -23,7 +23,7 @@ DECISIVE = ("C2", "A3", "N1", "F3", "C3", "A4", "C4", "C5", "S1", "C7", "S6", "N
 QUICK = 2
 
 
-def wanted(which: str, effort: str, place: Place) -> list[Claim]:
+def wanted(which: str, effort: str, place: Conditions) -> list[Claim]:
     """The claims of a part, in the order in which they are measured. which: "decisive" or "other"."""
     by_id = {claim.id: claim for claim in claims()}
     decisive = [by_id.pop(name) for name in DECISIVE]

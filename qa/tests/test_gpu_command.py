@@ -22,7 +22,7 @@ import pytest
 from tests.waiting import LIMIT_S, lives, until
 
 from ndd_engine.trial.claims import measurements
-from ndd_watch.changes import Place
+from ndd_watch.changes import Conditions
 from qa.gpu import __main__ as gpu_command
 from qa.gpu import claims, faults, setup
 from qa.gpu import session as sessions
@@ -174,7 +174,7 @@ def test_the_limits_of_all_parts_keep_the_promised_time() -> None:
 def test_claims_and_faults_have_the_time_that_they_need(effort: str, cores: int) -> None:
     """What does not fit is left to --only: nothing is left out for want of time."""
     limits = {part.name: part.limit_s(effort) for part in parts()}
-    place = Place(True, cores)
+    place = Conditions(True, cores)
     for which, name in (("decisive", "decisive claims"), ("other", "other claims")):
         count = sum(measurements(claim, place) for claim in claims.wanted(which, effort, place))
         assert count

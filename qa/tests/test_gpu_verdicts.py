@@ -14,7 +14,7 @@ from ndd_engine.predict.estimate import Fit
 from ndd_engine.record.events import EndEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.trial.claims import claims as all_claims
-from ndd_watch.changes import Place
+from ndd_watch.changes import Conditions
 from qa.faults.cases import MODULE
 from qa.faults.faulty import GPU_CASES
 from qa.gpu import capped, claims, faults, first, first_scripts, memory, overhead
@@ -80,7 +80,7 @@ def test_the_proposal_is_the_largest_batch_within_the_limit(cap: int, micro: int
 
 
 def test_the_decisive_claims_and_severe_faults_run_and_the_others_are_left_to_only() -> None:
-    decisive, other = (claims.wanted(which, "full", Place(True, 16)) for which in ("decisive", "other"))
+    decisive, other = (claims.wanted(which, "full", Conditions(True, 16)) for which in ("decisive", "other"))
     assert [claim.id for claim in decisive] == list(claims.DECISIVE)
     assert sorted(claim.id for claim in (*decisive, *other)) == sorted(claim.id for claim in all_claims())
     severe, rest = (faults.wanted(which, "full") for which in ("severe", "other"))

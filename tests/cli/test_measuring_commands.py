@@ -24,7 +24,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.trial.claims import Verdict
 from ndd_engine.trial.outcome import MEASURING, Progress
 from ndd_engine.trial.tuning import trained
-from ndd_watch.changes import Place, candidates
+from ndd_watch.changes import Conditions, candidates
 from tests.records import events_of, snapshot_of
 from tests.trial.trial_help import SOURCE, planted, with_lengths
 from tests.trial.written_runs import steady, windows, write_run
@@ -262,7 +262,7 @@ def test_every_setting_that_can_be_tried_can_be_named_and_is_in_the_help(
     listed = ", ".join(ONLY).split(", ")
     sets = ["batch.accumulation=4", "loader.persistent=false", f"speed.attention={attention}"]
     draft = read(workload=workload, sets=sets)
-    here = trained(Place(gpu, 4), draft.resolve(), draft.model)
+    here = trained(Conditions(gpu, 4), draft.resolve(), draft.model)
     for place in (here, replace(here, script=True)):
         for name in (name for one in candidates(place) for name in (one.name, one.group) if name):
             assert place.script or re.sub(r"\d+$", "N", name) in listed or name in listed, name

@@ -30,11 +30,8 @@ PAGES = sorted(
 FOLDERS = ("engine", "tui", "profiles", "docs", "screenshots", "benchmarks", "qa", "tests")
 LINES, WORDS = 700, 40  # of a file, of a sentence
 # Names of classes that two modules have: most are the same idea in the observer, the engine or the console.
-SHARED = {
-    "Captures", "Change", "Column", "Draft", "Entry", "Facts", "Finite", "Interval", "Key", "Line", "Look",
-    "Memory", "Moment", "NddCallback", "Observed", "OutputLog", "Place", "Reader", "Recording", "Requests", "Result",
-    "Script", "Section", "Signals",
-}  # fmt: skip
+# Public under one name in two modules, one for each framework.
+SHARED = {"NddCallback"}
 
 # Fenced and indented code and comments are no prose.
 _NOT_PROSE = re.compile(

@@ -14,7 +14,7 @@ from tests.waiting import LIMIT_S
 
 from ndd_console.cli import gpu as command
 from ndd_console.render.text import lines
-from ndd_console.words.blocks import Facts
+from ndd_console.words.blocks import NamedValues
 from ndd_console.words.machine import machine_blocks
 from ndd_engine.errors import MachineError, UsageError
 from ndd_engine.hardware.detect import Nvml, detect, with_free_memory
@@ -248,7 +248,7 @@ def test_gpu_is_described_with_its_reasons(fakes: Any) -> None:
     odd = fakes.gpu("NVIDIA Odd\x1b[31mCard", "GPU-c", 8 << 30)
     machine = detect("auto", nvml=Nvml(fakes.nvml(first, odd)), torch=fakes.torch(first), environ={})
     first_facts, odd_facts, _ = machine_blocks(machine)
-    assert isinstance(first_facts, Facts) and isinstance(odd_facts, Facts)
+    assert isinstance(first_facts, NamedValues) and isinstance(odd_facts, NamedValues)
     facts = dict(first_facts.rows)
     assert facts["GPU"] == "NVIDIA H200" and "550.54.15" in facts["driver"]
     assert re.findall("[0-9.]+", facts["memory"])[:2] == ["140", "120"]

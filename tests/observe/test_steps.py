@@ -77,7 +77,7 @@ def test_a_pause_is_in_no_step_and_in_no_window(monkeypatch: pytest.MonkeyPatch)
     nothing: Any = None
     S[HOLDER] = 7
     try:
-        emit.Requests(steps, nothing, nothing, nothing)._pause(7)
+        emit.RequestHandler(steps, nothing, nothing, nothing)._pause(7)
         assert window_ends == [1_000] and S[LAST] == 2_500 and S[PAUSED] == 0
     finally:
         S[:] = before

@@ -25,7 +25,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from ndd_engine.script.command import UNWRITTEN
 from ndd_watch import FOLDER, SITE
 from ndd_watch.changes import OF_SCRIPTS, make
-from ndd_watch.switches import Change
+from ndd_watch.switches import Switch
 from ndd_watch.trying import _STARTS, Outside, Trainer, gate
 
 # The loader is made once, before the first step, and has its arguments by place; the loop may undo changes.
@@ -171,7 +171,7 @@ def test_a_trial_does_not_write_into_the_original_folder(tmp_path: Path, allowed
 
 
 def test_every_change_of_a_script_is_read_back() -> None:
-    assert not [key for key, change in OF_SCRIPTS.items() if change.applied is Change.applied]
+    assert not [key for key, change in OF_SCRIPTS.items() if change.applied is Switch.applied]
 
 
 def of_optimizer(optimizer: torch.optim.Optimizer, value: str) -> Any:

@@ -24,7 +24,7 @@ from ndd_engine.script.command import Command
 from ndd_engine.script.follower import Follower
 from ndd_engine.script.records import Records, Room
 from ndd_watch import mapped
-from ndd_watch.mapped import BACKWARD, DATA_WAIT, FORWARD, WAITING, Memory
+from ndd_watch.mapped import BACKWARD, DATA_WAIT, FORWARD, WAITING, MappedMemory
 
 MS = 10**6
 
@@ -43,7 +43,7 @@ class Trained:
     """A process whose steps take 10 ms of forward, as its memory shows it."""
 
     def __init__(self, folder: Path, name: str = "pid-7") -> None:
-        self.memory = Memory()
+        self.memory = MappedMemory()
         self.memory.attach(str(folder), name)
         self.values = self.memory.values
         self.values[mapped.PID] = os.getpid()

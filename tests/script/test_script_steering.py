@@ -31,7 +31,7 @@ from ndd_engine.record.state import RunState
 from ndd_engine.recordings.recorded_files import read_trace
 from ndd_engine.run.channel import send
 from ndd_engine.run.control import Control
-from ndd_engine.script.follower import Captures
+from ndd_engine.script.follower import RunCaptures
 from ndd_engine.script.records import Process
 from ndd_engine.script.script_run import Steering
 from ndd_watch import mapped
@@ -197,10 +197,10 @@ def taken(steps: int, file: str = "capture-1-1.json") -> MarkEvent:
 
 @pytest.mark.parametrize(("device", "asked"), [("cuda:0", 3), ("cpu", 0), ("", 0)])
 def test_periodic_captures_happen_where_a_gpu_trains(tmp_path: Path, device: str, asked: int) -> None:
-    memory, path = mapped.Memory(), tmp_path / "pid-1.map"
+    memory, path = mapped.MappedMemory(), tmp_path / "pid-1.map"
     memory.attach(str(tmp_path), "pid-1")
     with path.open("rb") as file:
-        process = Process("pid-1", path, mapped.Reader(file.fileno()))
+        process = Process("pid-1", path, mapped.MappedReader(file.fileno()))
     told: list[Event] = []
     control = Control()
     steering = Steering(control, told.append, kernels_every=100)
@@ -227,11 +227,11 @@ def test_periodic_captures_happen_where_a_gpu_trains(tmp_path: Path, device: str
 def test_a_trace_that_cannot_be_read_is_a_warning(tmp_path: Path, content: str | None) -> None:
     if content is not None:
         (tmp_path / "capture-1-1.json").write_text(content)
-    (told,) = Captures(RunDir(tmp_path)).taken(taken(3))
+    (told,) = RunCaptures(RunDir(tmp_path)).taken(taken(3))
     assert isinstance(told, MarkEvent) and told.kind == "warning"
     assert not list(tmp_path.glob("capture*"))
     with pytest.raises(ValueError, match="not a name"):  # a file elsewhere is not read
-        list(Captures(RunDir(tmp_path / "run")).taken(taken(3, "../capture.json")))
+        list(RunCaptures(RunDir(tmp_path / "run")).taken(taken(3, "../capture.json")))
 
 
 def test_a_trace_of_a_gpu(tmp_path: Path) -> None:
@@ -267,7 +267,7 @@ def test_a_trace_of_a_gpu(tmp_path: Path) -> None:
         "calls": [[24_500, 0, 0, 1], [24_600, 1, 0, 1], [34_000, 0, 0, 0], [35_000, -1, -1, 0]],
     }  # fmt: skip
     (tmp_path / "capture-1-1.json").write_text(json.dumps({"traceEvents": entries, "ndd": noted}))
-    event, note = Captures(RunDir(tmp_path)).taken(taken(1))
+    event, note = RunCaptures(RunDir(tmp_path)).taken(taken(1))
     assert isinstance(event, KernelsEvent) and isinstance(note, MarkEvent)
     assert (event.method, event.wall_ns, event.busy_ns, event.copy_ns) == ("kernels", 80_000, 39_000, 4_000)
     assert (event.collective_ns, event.exposed_ns, event.launches) == (10_000, 5_000, 3)

@@ -19,7 +19,7 @@ from ndd_engine.run.control import StopNow
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.checkpoint_state import random_state
 from ndd_engine.train.data.loader import EvalBatches
-from ndd_engine.train.evaluate import Monitor, Result, evaluate
+from ndd_engine.train.evaluate import EvaluationResult, Monitor, evaluate
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.factory_data import prepare
@@ -33,7 +33,7 @@ def made(trainer: Trainer, *sets: str) -> tuple[Config, Workload]:
     return config, prepare(config)
 
 
-def run(config: Config, workload: Workload, batches: int | None = None) -> Result:
+def run(config: Config, workload: Workload, batches: int | None = None) -> EvaluationResult:
     section = config.evaluate.model_copy(update={"batches": batches})
     stepper = Stepper(workload, config.model_copy(update={"evaluate": section}), CPU, 1)
     return evaluate(stepper, EvalBatches(workload.eval_data, config), lambda: None)
@@ -66,7 +66,7 @@ def test_a_result_that_is_not_finite_is_a_warning(trainer: Trainer) -> None:
     workload.loss = lambda *_: torch.tensor(float("nan"))  # type: ignore[method-assign, assignment]
     assert "loss is nan" in run(config, workload).not_finite
     # Some data has no auroc.
-    assert Result({"rmse": 0.5, "auroc": float("nan")}, 1, 1.0, True).not_finite == ""
+    assert EvaluationResult({"rmse": 0.5, "auroc": float("nan")}, 1, 1.0, True).not_finite == ""
 
 
 def test_nothing_is_dropped_out(trainer: Trainer) -> None:

@@ -29,7 +29,7 @@ from ndd_engine.script.script_tuning import candidates_for, tune_script
 from ndd_engine.trial.campaign import Campaign
 from ndd_engine.trial.outcome import Base, TrialRequest
 from ndd_engine.trial.tuning import Tuning, TuningRow, TuningState, place_of, run_tuning, trained
-from ndd_watch.changes import Place, candidates, needs_losses
+from ndd_watch.changes import Conditions, candidates, needs_losses
 
 NDD = ("batch.micro=64", "loader.fetch=item")
 
@@ -175,7 +175,7 @@ def test_workers_never_outnumber_the_cores_and_end_when_two_did_not_help() -> No
 def test_other_backends_of_attention_are_tried(
     workload: str, gpu: bool, sets: tuple[str, ...], tried: list[str]
 ) -> None:
-    here = Place(gpu=gpu, cores=2, capability=(9, 0))
+    here = Conditions(gpu=gpu, cores=2, capability=(9, 0))
     draft = read(None, sets, workload)
     found = candidates(trained(here, draft.resolve(), draft.model))
     names = [one.sets for one in found if one.name.startswith("attention") and not one.missing]
@@ -241,7 +241,9 @@ def test_a_file_says_what_a_model_of_ones_own_has(tmp_path: Path) -> None:
     def missing(has: str) -> set[str]:
         file.write_text(text.format(has))
         draft = read(file)
-        found = candidates(trained(Place(gpu=True, cores=2, capability=(9, 0)), draft.resolve(), draft.model))
+        found = candidates(
+            trained(Conditions(gpu=True, cores=2, capability=(9, 0)), draft.resolve(), draft.model)
+        )
         return {one.name for one in found if one.missing} & {"attention", "channels-last", "cache"}
 
     assert missing("convolutions") == {"attention"} and missing("attention") == {"channels-last"}
@@ -254,7 +256,7 @@ def test_a_file_says_what_a_model_of_ones_own_has(tmp_path: Path) -> None:
 def test_every_candidate_is_the_same_training(workload: str) -> None:
     plain = ("precision.amp=off", "precision.tf32=false")
     draft = read(None, plain, workload)
-    config, here = draft.resolve(), Place(gpu=True, cores=16, capability=(9, 0))
+    config, here = draft.resolve(), Conditions(gpu=True, cores=16, capability=(9, 0))
     for candidate in candidates(trained(here, config, draft.model)):
         try:
             changed = read(None, (*plain, *candidate.sets), workload).resolve()
@@ -401,7 +403,7 @@ def identity(tmp_path: Path, **changes: Any) -> RunEvent:
     return run_event(**{**body, **changes})
 
 
-HERE = Place(gpu=False, cores=2, bf16=False)
+HERE = Conditions(gpu=False, cores=2, bf16=False)
 
 
 def test_what_applies_to_a_script_on_a_cpu(tmp_path: Path) -> None:
@@ -425,7 +427,7 @@ READ_AHEAD = {"workers": 2, "prefetch": 2, "pin_memory": False}
     ],
 )
 def test_what_can_matter_only_sometimes_is_tried_then(
-    tmp_path: Path, here: Place, loader: dict[str, Any], convolutions: bool, tried: set[str]
+    tmp_path: Path, here: Conditions, loader: dict[str, Any], convolutions: bool, tried: set[str]
 ) -> None:
     run = identity(tmp_path)
     script = {**run.config["script"], **({"convolutions": True} if convolutions else {})}
@@ -447,7 +449,7 @@ def test_what_can_matter_only_sometimes_is_tried_then(
     ],
 )
 def test_other_backends_are_tried_where_a_script_computes_attention(
-    tmp_path: Path, here: Place, attention: str, tried: list[str]
+    tmp_path: Path, here: Conditions, attention: str, tried: list[str]
 ) -> None:
     run = identity(tmp_path, device="cuda:0" if here.gpu else "cpu")
     run.config["script"].update({"attention": attention} if attention else {})

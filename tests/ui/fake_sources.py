@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.run_sources import Action, RunRow
-from ndd_console.words.blocks import Block, Facts, Table
+from ndd_console.words.blocks import Block, NamedValues, Table
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import (
     TrialEvent,
@@ -144,7 +144,7 @@ class FakeHome:
             ("memory", "16.0 GiB, 14.9 GiB free"),
             ("compute", "capability 8.9"),
         )
-        return [Facts(rows)]
+        return [NamedValues(rows)]
 
     def runs(self) -> list[RunRow]:
         return [
@@ -155,7 +155,9 @@ class FakeHome:
         ]
 
     def compare(self, a: str, b: str) -> tuple[list[Block], Path | None]:
-        facts = Facts((("A", a), ("B", b), ("speed", "B/A 1.214x, 95 % CI 1.180 to 1.251: B is faster")))
+        facts = NamedValues(
+            (("A", a), ("B", b), ("speed", "B/A 1.214x, 95 % CI 1.180 to 1.251: B is faster"))
+        )
         rows = (("step time", "12.4 ms", "10.2 ms", "0.82"), ("data_wait", "3.1 ms", "0.9 ms", "0.29"))
         return [facts, Table("", ("", "A", "B", "B / A"), rows, frozenset({1, 2, 3}))], None
 

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.wizard import Field, Preview
-from ndd_console.words.blocks import Block, Facts
+from ndd_console.words.blocks import Block, NamedValues
 from ndd_engine.errors import NddError
 from ndd_engine.wizard.proposals import Answers, Batch, Measured, Model, Proposal
 from ndd_engine.wizard.ranking import handful, pareto
@@ -50,14 +50,14 @@ class FakeWizard:
     """Like `WizardJob`. Work runs until `go_on` is called."""
 
     machine: ClassVar[list[Block]] = [
-        Facts(
+        NamedValues(
             (
                 ("GPU", "NVIDIA GeForce RTX 4080 SUPER"),
                 ("memory", "16.0 GiB, 12.9 GiB free (NVML)"),
                 ("in use", "2.1 GiB used (python (pid 812) 2.1 GiB)"),
             )
         ),
-        Facts((("device", "cuda:0 (the only GPU)"),)),
+        NamedValues((("device", "cuda:0 (the only GPU)"),)),
     ]
     stage = "probing guide, sequence 256: timing micro-batch 16"
     notes: tuple[str, ...] = ()

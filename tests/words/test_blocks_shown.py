@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ndd_console.render.rows import block_rows
 from ndd_console.render.text import lines
 from ndd_console.view.rows import cells, width_of
-from ndd_console.words.blocks import COMMAND, Bars, Block, Curves, Facts, Table, Text, Time, Verdict
+from ndd_console.words.blocks import COMMAND, Bars, Block, Curves, NamedValues, Table, Text, Time, Verdict
 from ndd_console.words.comparison import two_compared
 from ndd_console.words.trace import memory_blocks
 from ndd_engine.recordings.snapshots import examine
@@ -38,7 +38,7 @@ def tables(draws: st.DrawFn) -> Table:
 
 BLOCKS = st.one_of(
     st.builds(Text, WORDS, st.sampled_from(["", "note", "warn"])),
-    st.builds(Facts, PAIRS, WORDS),
+    st.builds(NamedValues, PAIRS, WORDS),
     st.builds(
         Verdict, WORDS, st.tuples(WORDS), st.sampled_from(["", "at most 2.3x"]), PAIRS, st.just("warn")
     ),
@@ -95,7 +95,7 @@ def test_a_long_text_stands_below_the_other_columns_where_there_is_little_room()
 
 def test_a_command_continues_with_a_backslash_and_a_label_that_repeats_is_left_out() -> None:
     command = "ndd-console try a --set x=1 --set yyyyyyyyyy=2"
-    block = Facts((("evidence", "one"), ("evidence", "two"), (COMMAND, command)))
+    block = NamedValues((("evidence", "one"), ("evidence", "two"), (COMMAND, command)))
     assert plain(block, 50) == [
         "evidence      one", "              two", "              ndd-console try a --set x=1 \\",
         "              --set yyyyyyyyyy=2",
@@ -122,7 +122,7 @@ def test_the_verdict_of_a_comparison(
     a = write_run(tmp_path / "a", windows(steady(60, 1.0)))
     b = write_run(tmp_path / "b", windows(steady(60, ratio, seed=1)), **more)
     facts, figures = two_compared(compare(a, b))
-    assert isinstance(facts, Facts) and dict(facts.rows)["speed"].endswith(words)
+    assert isinstance(facts, NamedValues) and dict(facts.rows)["speed"].endswith(words)
     assert isinstance(figures, Table) and figures.columns == ("", "A", "B", "B / A")
 
 
@@ -133,7 +133,7 @@ def test_a_memory_snapshot_names_the_owner_and_the_failure(tmp_path: Path) -> No
     history.alloc(60 * MIB)
     blocks = list(memory_blocks(examine(written(tmp_path, history))))
     tables = [block for block in blocks if isinstance(block, Table)]
-    facts = [block for block in blocks if isinstance(block, Facts)]
+    facts = [block for block in blocks if isinstance(block, NamedValues)]
     assert [block.title for block in facts] == ["GPU 0", "Out of memory at entry 2"]
     assert dict(facts[0].rows)["retries"] == "none"
     assert dict(facts[1].rows)["request"].split()[:5:3] == ["60.0", "40.0"]

@@ -148,7 +148,7 @@ def test_augmentation_differs_by_epoch_and_item_and_repeats() -> None:
 def test_files_that_vanish_are_told(tmp_path: Path) -> None:
     settings = Settings.of(configured({**TINY, "clips": 8}, micro=2, sequence=1600))
     made = antispoof_data.read(settings)
-    gone = antispoof_data.Recording(tmp_path / "gone.wav", 0, "gone", True, False, 16_000, 1.0)
+    gone = antispoof_data.VoiceRecording(tmp_path / "gone.wav", 0, "gone", True, False, 16_000, 1.0)
     data = antispoof_data.SpeechData((gone, *made.recordings), True, 1600, None)
     with pytest.raises(ConfigError, match=r"gone\.wav"):
         make_clips(data, settings)

@@ -152,7 +152,7 @@ def _started(name: str | None, runs: PathLike | None, frameworks: bool) -> Obser
     return Observation(observer, directory.path, follower)
 
 
-class Observed:
+class ObservedCallback:
     """base: the framework's class of callbacks. make: returns the class of one that records with given functions.
 
     callback: the one that records; outside an observation one that does nothing. A second training gets the name with

@@ -9,7 +9,7 @@ try:
 except ImportError:  # the package of Lightning 1
     from pytorch_lightning import Callback
 
-from ndd_engine.api.observing import Observed
+from ndd_engine.api.observing import ObservedCallback
 from ndd_engine.api.sources import PathLike
 from ndd_watch.frameworks import lightning
 
@@ -19,7 +19,7 @@ class NddCallback(Callback):  # type: ignore[misc]
 
     def __init__(self, name: str | None = None, runs: PathLike | None = None) -> None:
         super().__init__()
-        self._observed = Observed(Callback, lightning, name, runs)
+        self._observed = ObservedCallback(Callback, lightning, name, runs)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Start the observation."""

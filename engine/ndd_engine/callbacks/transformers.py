@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ndd_engine.api.observing import Observed
+from ndd_engine.api.observing import ObservedCallback
 from ndd_engine.api.sources import PathLike
 from ndd_watch.frameworks import hugging_face
 
@@ -15,7 +15,7 @@ class NddCallback(TrainerCallback):  # type: ignore[misc]
     """Observes `Trainer.train`. name: of the run; runs: folder of the runs, as for `ndd_engine.observe`."""
 
     def __init__(self, name: str | None = None, runs: PathLike | None = None) -> None:
-        self._observed = Observed(TrainerCallback, hugging_face, name, runs)
+        self._observed = ObservedCallback(TrainerCallback, hugging_face, name, runs)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **more: Any) -> None:
         """Start the observation."""

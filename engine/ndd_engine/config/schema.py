@@ -500,7 +500,7 @@ class Config(Section):
 
 
 @dataclass(frozen=True)
-class Key:
+class ConfigKey:
     """One key.
 
     name: dotted, such as "batch.micro". type: "integer", "number", "text", "true or false", "choice", "list" or
@@ -533,7 +533,7 @@ class Key:
         }  # fmt: skip
 
 
-def keys(workload: str = DEFAULT_WORKLOAD) -> list[Key]:
+def keys(workload: str = DEFAULT_WORKLOAD) -> list[ConfigKey]:
     """All keys, in the order of the reference. workload: whose [workload] section and defaults, a name or a factory."""
     profile = ndd_profiles.read("workloads", workload) if workload in WORKLOADS else {}
     defaults = profile.get("defaults", {})
@@ -559,7 +559,7 @@ def keys(workload: str = DEFAULT_WORKLOAD) -> list[Key]:
     return found
 
 
-def section_keys(section: str, model: type[Section]) -> Iterator[Key]:
+def section_keys(section: str, model: type[Section]) -> Iterator[ConfigKey]:
     """The keys of one section, with the defaults of the schema."""
     schema = model.model_json_schema()["properties"]
     for name, field in model.model_fields.items():
@@ -567,7 +567,7 @@ def section_keys(section: str, model: type[Section]) -> Iterator[Key]:
         own = schema[name]
         if isinstance(default, tuple):
             default = list(default)
-        yield Key(
+        yield ConfigKey(
             name=f"{section}.{name}",
             type=type_of(own),
             allowed=allowed(own),

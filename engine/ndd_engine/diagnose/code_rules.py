@@ -26,7 +26,7 @@ from .view import (
     MODEL,
     PROFILER,
     Cost,
-    Draft,
+    FindingDraft,
     LibraryCall,
     SlowFunction,
     View,
@@ -43,7 +43,7 @@ def no_effect(view: View) -> Finding | None:
         return None
     names = ", ".join(printable(setting.name) for setting in failed)
     title = f"setting{'' if len(failed) == 1 else 's'} not in effect: {names}"
-    draft = Draft("no-effect", title, None, "certain")
+    draft = FindingDraft("no-effect", title, None, "certain")
     for setting in failed:
         text = f"{setting.name}: requested {setting.requested}, applied {setting.applied}"
         draft.saw(printable(text + (f" ({setting.verified})" if setting.verified else "")), "verified")
@@ -65,7 +65,7 @@ def anomaly(view: View) -> Finding | None:
     if not (view.script.get("anomaly") or (functions is not None and functions.anomaly)):
         return None
     cost = view.cost(*MODEL)
-    draft = Draft("anomaly", "anomaly detection of autograd is on", cost, "certain")
+    draft = FindingDraft("anomaly", "anomaly detection of autograd is on", cost, "certain")
     draft.saw("torch.is_anomaly_enabled() is true", CONFIG)
     draft.saw(
         "every operator records a traceback, and every gradient is checked for NaN", "PyTorch documentation"
@@ -85,7 +85,7 @@ def oversubscribed(view: View) -> Finding | None:
         return None
     part = view.part(computing.share * (1 - cores / threads))
     title = f"{threads} threads on {cores} core{'s' if cores > 1 else ''}: oversubscribed"
-    draft = Draft("oversubscribed", title, part)
+    draft = FindingDraft("oversubscribed", title, part)
     draft.saw(f"torch.get_num_threads() is {threads}", CONFIG)
     draft.add(taken(computing, "computing takes"))
     draft.unbounded()
@@ -125,7 +125,7 @@ def waits_for_device(view: View) -> Finding | None:
         return None
     file, line, name, method, calls, _ = max(view.device_waits, key=lambda wait: wait[5])
     where = place(file, line, name)
-    draft = Draft("sync", f"{where} waits for the GPU in every step", view.part(share), "possible")
+    draft = FindingDraft("sync", f"{where} waits for the GPU in every step", view.part(share), "possible")
     call = WAITS.get(method, f".{method}()")
     draft.saw(f"{call} is called {counted(calls, 'time')} in a step", PROFILER)
     draft.saw(f"such calls take {span(waited_ns(view))}; the GPU may compute meanwhile", PROFILER)
@@ -211,7 +211,7 @@ def slow_function(view: View) -> Finding | None:
     does, waits = "takes", inner is not None and _last(inner) in WAITING
     if inner is not None:
         does = f"{'waits in' if waits else 'calls'} {inner.what}, which takes"
-    draft = Draft(
+    draft = FindingDraft(
         "slow-function", f"{found.subject} {does} {percent(found.share)} of each step", view.part(found.share)
     )
     own = (
@@ -309,7 +309,7 @@ def logging_calls(view: View) -> Finding | None:
         return None
     often = f" is called {counted(first.calls, 'time')} in it" if first.calls > 1 else ""
     title = f"logging takes {percent(share)} of each step: {first.what}{often} ({first.where})"
-    draft = Draft("logging", title, view.part(share))
+    draft = FindingDraft("logging", title, view.part(share))
     for call in found[:MOST_INSIDE]:
         times = counted(call.calls, "time")
         draft.saw(f"{call.what} is called {times} in a step, from {call.where}: {span(call.ns)}", PROFILER)
@@ -334,7 +334,7 @@ def own_saves(view: View) -> Finding | None:
     what = "saving checkpoints" if name == "checkpoint" else "evaluating"
     cause = "checkpoint" if name == "checkpoint" else "evaluation"
     title = f"{what} takes {percent(share)} of the time{most_of_aside(view, name)}"
-    draft = Draft(cause, title, view.of_wall(share))
+    draft = FindingDraft(cause, title, view.of_wall(share))
     draft.saw(f"{span(spent)} of {span(totals.wall_ns)}", CLOCK)
     explain_aside(view, name, draft)
     draft.change("save less often" if name == "checkpoint" else "evaluate less often, or on fewer batches")
@@ -359,7 +359,7 @@ def most_of_aside(view: View, phase: str) -> str:
     )
 
 
-def explain_aside(view: View, phase: str, draft: Draft) -> None:
+def explain_aside(view: View, phase: str, draft: FindingDraft) -> None:
     """Add where the time of evaluations or checkpoints goes, by function, and what helps."""
     found = view.called_in(phase)
     one = "a profiled checkpoint" if phase == "checkpoint" else "a profiled evaluation"
@@ -454,7 +454,7 @@ def outside(view: View) -> Finding | None:
         return None
     if named:
         title += f", {percent(called[0].share)} in {called[0].what} ({called[0].where})"
-    draft = Draft("user-code", title, cost)
+    draft = FindingDraft("user-code", title, cost)
     draft.add(taken(cost, "what is neither data, model nor optimizer takes"))
     if rare:
         draft.saw(
@@ -539,7 +539,7 @@ def dense_embedding(view: View) -> Finding | None:
         f"the gradient of {where} has all {number(rows)} rows of its table, of which a step reads at most "
         f"{number(indices)}: up to {percent(found.cost.share)} of each step"
     )
-    draft = Draft("dense-embedding", title, found.cost)
+    draft = FindingDraft("dense-embedding", title, found.cost)
     for table in found.tables[:3]:
         size = f"{number(table[2])} x {number(table[3])}"
         draft.saw(
@@ -576,7 +576,9 @@ def data_parallel(view: View) -> Finding | None:
     if not isinstance(devices, int) or devices < 2:
         return None
     cost = view.cost(*MODEL)
-    draft = Draft("data-parallel", f"torch.nn.DataParallel trains on {devices} GPUs from one process", cost)
+    draft = FindingDraft(
+        "data-parallel", f"torch.nn.DataParallel trains on {devices} GPUs from one process", cost
+    )
     draft.saw(f"a module of this class is called with {devices} device_ids", CONFIG)
     draft.saw(
         "it copies the model to each GPU in each step, and threads of one process share the interpreter",
@@ -602,7 +604,9 @@ def denormals(view: View) -> Finding | None:
     if cost.share < 2 * FLOOR:
         return None
     what = printable(name) + ("" if name in IN_MODEL else " of the optimizer")
-    draft = Draft("denormals", f"{percent(share)} of the {what} are denormal numbers", cost, "possible")
+    draft = FindingDraft(
+        "denormals", f"{percent(share)} of the {what} are denormal numbers", cost, "possible"
+    )
     draft.saw("they are too small for full precision, as far as a few values of each tensor tell", PROFILER)
     draft.saw(f"this processor takes {times(slow)} as long for them", "measured in the profiled process")
     phases = _phases(name)
@@ -639,7 +643,9 @@ def retain_graph(view: View) -> Finding | None:
         where = printable(f"{PurePath(file).name}:{line}")
     if where is None:
         return None
-    draft = Draft("retain-graph", "backward passes keep their graphs without need (retain_graph=True)", None)
+    draft = FindingDraft(
+        "retain-graph", "backward passes keep their graphs without need (retain_graph=True)", None
+    )
     draft.saw(
         f"in {RETAINED_STEPS} steps in a row, each backward pass at {where} kept its graph, and none went through an "
         "earlier one again",

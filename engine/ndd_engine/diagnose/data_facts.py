@@ -10,7 +10,7 @@ from ndd_engine.text import counted, duration, number, printable, size, span
 from ndd_watch.changes import MOST_WORKERS, PREFETCH
 
 from .finding import Change, Evidence
-from .view import BASELINE, CONFIG, RANK_CLOCKS, SAMPLES, SLOWED, Draft, View
+from .view import BASELINE, CONFIG, RANK_CLOCKS, SAMPLES, SLOWED, FindingDraft, View
 
 # Below this part of CPU time an item waits for storage even when other processes use the cores.
 COMPUTES_CROWDED = 0.08
@@ -384,7 +384,7 @@ def slowed_by_workers(view: View) -> bool:
     return (view.slowed or 0.0) >= SLOWED
 
 
-def crowding(view: View, draft: Draft, what: str) -> None:
+def crowding(view: View, draft: FindingDraft, what: str) -> None:
     """Add the competition for cores and caches to the cost of a wait. what: "waiting for X", in the new title.
 
     Loading in the training process slows the model down as well: it evicts the caches between steps. Of several ranks,
@@ -408,7 +408,7 @@ def crowding(view: View, draft: Draft, what: str) -> None:
     draft.widen(share, title, why, BASELINE)
 
 
-def others_wait(view: View, draft: Draft, title: str) -> float:
+def others_wait(view: View, draft: FindingDraft, title: str) -> float:
     """Add what ranks wait for those that still wait for data; its share of a step. title: with "{share}"."""
     ranks = view.snapshot.ranks
     if ranks is None or not ranks.step_ns or ranks.skew_ns <= 0:

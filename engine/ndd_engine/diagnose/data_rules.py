@@ -54,7 +54,7 @@ from .view import (
     PROFILER,
     SAMPLES,
     Cost,
-    Draft,
+    FindingDraft,
     LibraryCall,
     SlowFunction,
     View,
@@ -114,7 +114,7 @@ def iterator_restart(view: View) -> Finding | None:
         return None
     share = percent(begins[0].share)
     title = f"input-bound: waiting for data takes {share} of the time; an iterator of the loader is made for each batch"
-    draft = Draft("iterator-restart", title, begins[0], "certain")
+    draft = FindingDraft("iterator-restart", title, begins[0], "certain")
     draft.add(wasted)
     if view.workers:
         draft.saw(f"each iterator starts {counted(view.workers, 'worker')} and loads batches ahead", CONFIG)
@@ -141,7 +141,7 @@ def worker_restart(view: View) -> Finding | None:
     title = (
         f"input-bound: waiting for data takes {percent(cost.share)} of the time; workers restart every epoch"
     )
-    draft = Draft("worker-restart", title, cost)
+    draft = FindingDraft("worker-restart", title, cost)
     draft.saw(text, CLOCK)
     draft.saw(f"loader.workers is {view.workers}, loader.persistent is false", CONFIG)
     draft.change("keep workers between epochs", "loader.persistent=true", where=view.loader_place)
@@ -160,7 +160,7 @@ def short_epochs(view: View) -> Finding | None:
     steps = counted(_steps(view), "step")
     title = f"input-bound: the start of an epoch takes {percent(share)} of the time; an epoch has {steps}"
     stepping = cost.ns * share / cost.share
-    draft = Draft("short-epochs", title, Cost(stepping, share, None, cost.wall * share / cost.share))
+    draft = FindingDraft("short-epochs", title, Cost(stepping, share, None, cost.wall * share / cost.share))
     draft.saw(text, CLOCK)
     if slow := view.slowest_function("data_wait"):
         draft.add(slow.taken)
@@ -178,7 +178,7 @@ def repeated(view: View) -> Finding | None:
     wasted = _wasted(view)
     if wasted is not None and view.by_item and view.script.get("sampler") == "SequentialSampler":
         title = "each step trains on the first batch of the data: an iterator of the loader is made for each batch"
-        draft = Draft("repeated-items", title, None, "certain")
+        draft = FindingDraft("repeated-items", title, None, "certain")
         draft.add(wasted)
         draft.saw("the loader does not shuffle", CONFIG)
         draft.change(ONCE, where=view.script_place("wasted"))
@@ -190,7 +190,7 @@ def repeated(view: View) -> Finding | None:
         title = (
             f"each item is trained on {len(ranks):,} times per epoch: {len(ranks)} ranks read the same data"
         )
-        draft = Draft("repeated-items", title, None, "certain")
+        draft = FindingDraft("repeated-items", title, None, "certain")
         listed = ", ".join(map(str, ranks))
         draft.saw(f"ranks {listed} read the same batches one after the other", CONTENT)
         if view.by_item:
@@ -207,7 +207,7 @@ def repeated(view: View) -> Finding | None:
         f"each item is trained on {view.workers} times per epoch: {name} is not divided among its "
         f"{view.workers} workers"
     )
-    draft = Draft("repeated-items", title, None, "certain")
+    draft = FindingDraft("repeated-items", title, None, "certain")
     draft.saw(f"all workers gave the same batches, {compared} of {compared} that were compared", CONTENT)
     draft.saw(f"loader.workers is {view.workers}, and each worker has a copy of {name}", CONFIG)
     text = f"have {name} return only the items of its worker: torch.utils.data.get_worker_info()"
@@ -304,7 +304,7 @@ def in_memory_workers(view: View, loader: LoaderEvent) -> Finding | None:
     if not wait.clear:
         lost = "the model shares its cores with"
     title = f"{lost} loader workers although the data is in memory"
-    draft = Draft("in-memory-workers", title, wait, "certain" if wait.clear else "likely")
+    draft = FindingDraft("in-memory-workers", title, wait, "certain" if wait.clear else "likely")
     draft.add(taken(wait, "waiting for data takes"))
     draft.saw(f"making a micro-batch in the training process takes {span(here)}", BASELINE)
     draft.add(slower(view), workers_are(view))
@@ -326,7 +326,7 @@ def item_collate(view: View, loader: LoaderEvent) -> Finding | None:
     if gather is not None and gather > CHEAPER * here and not view.neighboured:
         return None
     title = f"input-bound: making batches item by item takes {percent(wait.share)} of each step"
-    draft = Draft("item-collate", title, wait, "certain")
+    draft = FindingDraft("item-collate", title, wait, "certain")
     draft.add(taken(wait, "waiting for data takes"))
     instead = "" if gather is None else f", in one gather operation {span(gather)}"
     draft.saw(f"making a micro-batch item by item takes {span(here)}{instead}", BASELINE)
@@ -352,7 +352,7 @@ def slow_storage(view: View, loader: LoaderEvent) -> Finding | None:
     if view.workers:
         count = min(max(count, 2 * view.workers), MOST_WORKERS)
     title = f"input-bound: {percent(wait.share)} of each step is spent waiting for slow storage"
-    draft = Draft("slow-storage", title, wait)
+    draft = FindingDraft("slow-storage", title, wait)
     draft.add(taken(wait, "waiting for data takes"))
     text = f"loading an item takes {span(item_ns)}: {span(cpu_ns)} of CPU time, {span(stored_ns)} waiting for storage"
     draft.saw(text, BASELINE)
@@ -385,7 +385,7 @@ def many_workers(view: View, loader: LoaderEvent) -> Finding | None:
     lost = "worker{} costs more than it saves" if view.workers == 1 else "workers{} cost more than they save"
     waited = f"({percent(wait.share)} of each step is spent waiting)"
     title = f"input-bound: {view.workers} loader {lost.format(crowd)} {waited}"
-    draft = Draft("many-workers", title, wait)
+    draft = FindingDraft("many-workers", title, wait)
     draft.add(taken(wait, "waiting for data takes"))
     draft.saw(f"making a micro-batch in the training process takes {span(here)}", BASELINE)
     draft.add(slower(view), workers_are(view))
@@ -404,7 +404,7 @@ def on_the_fly(view: View, loader: LoaderEvent) -> Finding | None:
     if here is None or not explains(view, loader, EXPLAINS):
         return None
     waited = f"{percent(wait.share)} of each step is spent waiting for them"
-    draft = Draft("on-the-fly", f"input-bound: items are encoded on the fly; {waited}", wait)
+    draft = FindingDraft("on-the-fly", f"input-bound: items are encoded on the fly; {waited}", wait)
     draft.add(taken(wait, "waiting for data takes"))
     draft.saw(f"making a micro-batch takes {span(here)} of CPU time, again for every batch", BASELINE)
     draft.add(workers_are(view), slower(view), change, more_workers(view, loader))
@@ -423,7 +423,7 @@ def few_workers(view: View, loader: LoaderEvent) -> Finding | None:
     if not view.workers:
         what = "loading in the training process"
     title = f"input-bound: {percent(wait.share)} of each step is spent waiting for {what}"
-    draft = Draft("few-workers", title, wait)
+    draft = FindingDraft("few-workers", title, wait)
     draft.add(taken(wait, "waiting for data takes"))
     why = "change every epoch" if loader.epochs_differ else "cannot be cached"
     if loader.stream:
@@ -444,7 +444,7 @@ def workers_of_script(view: View) -> Finding | None:
     if use.own < BUSY * use.usable:
         return None  # they wait for storage: more of them wait in parallel
     share = percent(view.wait.share)
-    draft = Draft(
+    draft = FindingDraft(
         "many-workers", f"input-bound: {share} of each step is spent waiting for the loader", view.wait
     )
     draft.add(taken(view.wait, "waiting for data takes"))
@@ -479,7 +479,7 @@ def data_wait(view: View) -> Finding | None:
     title = f"input-bound: {percent(wait.share)} of each step is spent waiting for {waits_for}"
     if library is not None:
         title += f", most of it in {library.what} ({library.where})"
-    draft = Draft("data-wait", title, wait)
+    draft = FindingDraft("data-wait", title, wait)
     draft.add(taken(wait, "waiting for data takes"), workers_are(view))
     if slow is not None:
         draft.add(slow.taken)

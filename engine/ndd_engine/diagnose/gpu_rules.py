@@ -13,7 +13,7 @@ from ndd_engine.text import counted, number, percent, size, span, times
 
 from .data_facts import data_bytes
 from .finding import Change, Finding
-from .view import CLOCK, CONFIG, DEVICE, FLOOR, MODEL, SLOWED, Cost, Draft, View, taken
+from .view import CLOCK, CONFIG, DEVICE, FLOOR, MODEL, SLOWED, Cost, FindingDraft, View, taken
 
 NVML = "NVML"
 CAPTURE = "profiler capture"
@@ -41,14 +41,16 @@ def transfer(view: View) -> Finding | None:
     if view.get("loader.placement") == "device":
         return None
     if cost.clear:
-        draft = Draft("transfer", f"host-to-device copies take {percent(cost.share)} of each step", cost)
+        draft = FindingDraft(
+            "transfer", f"host-to-device copies take {percent(cost.share)} of each step", cost
+        )
         draft.add(taken(cost, "copies take"))
     elif capture is not None:
         prepared, alone = _capture(view, "copying") or 0.0, capture.exposed_copy_ns / capture.wall_ns
         if prepared + alone < FLOOR:
             return None
         title = f"copies between host and GPU take {percent(prepared + alone)} of the time"
-        draft = Draft("transfer", title, view.part(prepared + alone))
+        draft = FindingDraft("transfer", title, view.part(prepared + alone))
         draft.saw(
             f"copies run without a kernel beside them for {percent(alone)} of a profiler capture", CAPTURE
         )
@@ -89,7 +91,9 @@ def launch_bound(view: View) -> Finding | None:
     if share is None or share < LAUNCH_GAPS:
         return None
     title = f"launch-bound: the GPU waits for kernel launches {percent(share)} of the time"
-    draft = Draft("launch-bound", title, view.part(share), "certain" if gaps is not None else "possible")
+    draft = FindingDraft(
+        "launch-bound", title, view.part(share), "certain" if gaps is not None else "possible"
+    )
     if gaps is not None:
         text = f"launch gaps take {percent(gaps)} of a profiler capture"
         draft.saw(
@@ -130,7 +134,7 @@ def perhaps_launch_bound(view: View) -> Finding | None:
     if open_share < LAUNCH_GAPS or not (view.runs_dry or inside >= 2 * FLOOR):
         return None
     # A GPU that is busy between the steps may be busy in them as well: then this is a question, and no cost.
-    draft = Draft(
+    draft = FindingDraft(
         "launch-bound",
         "perhaps launch-bound: a profiler capture tells whether the GPU waits for the host in the model",
         view.part(open_share) if view.runs_dry else None,
@@ -154,7 +158,7 @@ def sync(view: View) -> Finding | None:
     if share < FLOOR:
         return None
     title = f"host-device synchronisation leaves the GPU idle {percent(share)} of the time"
-    draft = Draft("sync", title, view.part(share))
+    draft = FindingDraft("sync", title, view.part(share))
     if captured is not None:
         text = f"the GPU is idle in synchronising calls for {percent(captured)} of a profiler capture"
         if (after := _after_waits(view)) >= LEAST:
@@ -188,7 +192,7 @@ def collectives(view: View) -> Finding | None:
         return None
     share, hidden = capture.exposed_ns / capture.wall_ns, capture.collective_ns - capture.exposed_ns
     title = f"communication between GPUs is exposed {percent(share)} of the time"
-    draft = Draft("collectives", title, view.part(share))
+    draft = FindingDraft("collectives", title, view.part(share))
     draft.saw(f"collectives run alone for {percent(share)} of a profiler capture", CAPTURE)
     draft.saw(f"another {percent(hidden / capture.wall_ns)} overlaps with computation", CAPTURE)
     draft.change("with gradient accumulation, exchange gradients only in the last micro-batch (no_sync)")
@@ -204,7 +208,7 @@ def neighbour_gpu(view: View) -> Finding | None:
     if not processes or slowed is None or slowed < 1.2 or util is None or util < BUSY_UTIL:
         return None
     title = f"{processes} other process{'es share' if processes > 1 else ' shares'} the GPU"
-    draft = Draft("neighbour-gpu", title, view.part(1 - 1 / slowed), "possible")
+    draft = FindingDraft("neighbour-gpu", title, view.part(1 - 1 / slowed), "possible")
     draft.saw(
         f"forward and backward take {number(slowed, 2)} times as long as before training",
         "device and host clock",
@@ -231,7 +235,7 @@ def throttling(view: View) -> Finding | None:
         return None
     words = ", ".join(forced or reasons) or "no reason given"
     what = f"{clock} of {of} MHz" if forced else f"{clock} MHz instead of {of} MHz earlier in this run"
-    draft = Draft("throttling", f"the GPU is throttled ({words}): {what}", view.part(1 - clock / of))
+    draft = FindingDraft("throttling", f"the GPU is throttled ({words}): {what}", view.part(1 - clock / of))
     draft.saw(f"SM clock {clock} MHz, at most {most} MHz; reasons: {words}", NVML)
     if gpu.get("power_limit_w") and gpu.get("power_w"):
         draft.saw(f"{gpu['power_w']:.0f} W of a limit of {gpu['power_limit_w']:.0f} W", NVML)
@@ -251,7 +255,7 @@ def thrash(view: View) -> Finding | None:
     step, usual = view.model.ns, view.usual_model_ns
     share = max(1 - usual / step, FLOOR) * view.model.share if step and usual else FLOOR
     title = f"GPU memory is full: the allocator freed its cache and retried {memory.retries:,} times"
-    draft = Draft("thrash", title, view.part(share), "certain")
+    draft = FindingDraft("thrash", title, view.part(share), "certain")
     draft.saw(f"{memory.retries:,} retries in {totals.steps:,} steps", "allocator")
     draft.saw(f"peak reserved memory is {size(memory.peak_reserved_bytes)}", "allocator")
     draft.add(smaller_batches(view))
@@ -370,7 +374,7 @@ def cudnn_benchmark(view: View) -> Finding | None:
     if spent * (1 - 1 / CHOICE) < FLOOR:
         return None
     title = f"convolutions take {percent(spent)} of the time, and their cuDNN algorithms are not benchmarked"
-    draft = Draft("cudnn-benchmark", title, view.part(spent), "possible")
+    draft = FindingDraft("cudnn-benchmark", title, view.part(spent), "possible")
     draft.saw(f"convolutions take {percent(spent)} of a profiler capture", CAPTURE)
     draft.change("benchmark cuDNN algorithms: the shapes are fixed", "speed.cudnn_benchmark=true")
     return draft.done()
@@ -386,7 +390,7 @@ def cudnn_shapes(view: View) -> Finding | None:
     title = (
         f"varying shapes: forward and backward take {number(slowed, 2)} times as long as with a fixed shape"
     )
-    draft = Draft("cudnn-shapes", title, view.part(view.model.share * (1 - 1 / slowed)), "possible")
+    draft = FindingDraft("cudnn-shapes", title, view.part(view.model.share * (1 - 1 / slowed)), "possible")
     draft.saw(
         f"forward and backward take {number(slowed, 2)} times as long as one micro-batch repeated before training",
         "device and host clock",
@@ -442,13 +446,13 @@ def _format(
         return None
     names, spent = " and ".join(shares), percent(sum(shares.values()))
     if capture is not None:
-        draft = Draft(
+        draft = FindingDraft(
             cause, f"matrix products in {names} take {spent} of the time", view.part(gained), "possible"
         )
         draft.saw(f"kernels of matrix products in {names} take {spent} of a profiler capture", CAPTURE)
     else:
         cost = Cost(gained * view.step_ns, gained, model.error, gained)
-        draft = Draft(cause, f"the model takes {spent} of each step, in {names}", cost)
+        draft = FindingDraft(cause, f"the model takes {spent} of each step, in {names}", cost)
     gains = (f"{times(then / slower[name])} that in {name} ({slower[name]:g})" for name in shares)
     draft.saw(f"peak {then:g} TFLOP/s in {kind}: {', '.join(gains)}", "published peaks")
     if mfu is not None and view.precision in shares:
@@ -492,7 +496,7 @@ def queue_gaps(view: View) -> Finding | None:
     ):
         return None
     title = f"the GPU is idle {percent(share)} of the time between kernels that were launched in time"
-    draft = Draft("queue-gaps", title, view.part(share))
+    draft = FindingDraft("queue-gaps", title, view.part(share))
     for kind, ns, gaps in capture.queued:
         if kind in BETWEEN and ns >= LEAST * capture.wall_ns:
             text = f"{percent(ns / capture.wall_ns)} in {counted(gaps, 'gap')} {BETWEEN[kind][0]}"
@@ -515,14 +519,14 @@ def gpu_idle(view: View, alone: bool) -> Finding | None:
     title = f"the GPU is idle {percent(share)} of the time"
     longest = _range(view, causes[main])
     if view.trace is not None and not view.trace.get("operators") and longest is None:
-        draft = Draft("gpu-idle", f"{title}, and the trace does not show why", view.part(share))
+        draft = FindingDraft("gpu-idle", f"{title}, and the trace does not show why", view.part(share))
         draft.saw("the trace has no operators of the host", TRACE)
         draft.change("record the host as well: ProfilerActivity.CPU beside ProfilerActivity.CUDA")
     elif main == "other":
         where, seen = "host code outside of operators", "no named range of the main thread is there"
         if longest is not None:
             where, seen = f'the range "{longest[0]}"', f"this range takes {span(longest[1])} of the trace"
-        draft = Draft("gpu-idle", f"{title} in {where}", view.part(share))
+        draft = FindingDraft("gpu-idle", f"{title} in {where}", view.part(share))
         draft.saw(seen, TRACE if view.trace is not None else CAPTURE)
         draft.change(
             "record Python functions (with_stack=True), or mark parts with torch.profiler.record_function"
@@ -531,7 +535,7 @@ def gpu_idle(view: View, alone: bool) -> Finding | None:
             where=view.line("log", "other"),
         )
     else:
-        draft = Draft("gpu-idle", f"{title}, for several causes", view.part(share))
+        draft = FindingDraft("gpu-idle", f"{title}, for several causes", view.part(share))
         for cause, ns in sorted(causes.items(), key=lambda item: -item[1]):
             draft.saw(f"{cause}: {percent(ns / capture.wall_ns)}", CAPTURE)
         draft.change(f"begin with the largest part: {main}")
@@ -547,7 +551,7 @@ def host_idle(view: View) -> Finding | None:
     share = sum(idle.values())
     if share < LAUNCH_GAPS:
         return None
-    draft = Draft(
+    draft = FindingDraft(
         "user-code", f"host code between operators takes {percent(share)} of the time", view.part(share)
     )
     draft.saw(
@@ -572,6 +576,6 @@ def gpu_unseen(view: View) -> Finding | None:
     unseen = view.trace.get("unseen") if view.trace is not None else None
     if not unseen:
         return None
-    draft = Draft("gpu-unseen", "the trace does not show what the accelerator did", None, "certain")
+    draft = FindingDraft("gpu-unseen", "the trace does not show what the accelerator did", None, "certain")
     draft.saw(str(unseen), TRACE)
     return draft.done()

@@ -22,7 +22,7 @@ from .view import (
     SAMPLES,
     SLOWED,
     Cost,
-    Draft,
+    FindingDraft,
     View,
     place,
     taken,
@@ -116,7 +116,7 @@ def neighbour_cores(view: View) -> Finding | None:
         bound = min(bound, lacking)
     slowdown = view.slowdown()
     share = min(lacking if slowdown is None else slowdown + view.wait.share * bool(view.workers), bound)
-    draft = Draft(
+    draft = FindingDraft(
         "neighbour-cores", others_text(use), view.of_wall(share), "likely" if slowed else "possible"
     )
     others, own = (
@@ -162,7 +162,7 @@ def quota(view: View) -> Finding | None:
     share = percent(min(use.throttled, 0.9))
     threads, cores = view.threads or 1, view.whole_cores or 1
     title = f"the CPU quota throttles the run {share} of the time"
-    draft = Draft("quota", title, view.of_wall(min(use.throttled, 0.9)))
+    draft = FindingDraft("quota", title, view.of_wall(min(use.throttled, 0.9)))
     draft.saw(f"throttled {share} of the time (mean of {use.samples} samples)", "cgroup")
     draft.saw(f"{threads} threads and {view.workers} workers share {use.usable:g} cores", CONFIG)
     if not view.gpu and threads + view.workers > cores and threads > 1:
@@ -187,7 +187,9 @@ def collections(view: View) -> Finding | None:
     enough = max(totals.gc_max_ns / (GC_SHARE * totals.wall_ns / totals.steps), 10 * every)
     steps = next((steps for steps in GC_STEPS if steps >= enough), max(GC_STEPS[-1], 10 * every))
     cost = Cost(totals.gc_ns / totals.steps, share, None, share)
-    draft = Draft("gc", f"garbage collection pauses take {percent(share)} of the time", cost, "certain")
+    draft = FindingDraft(
+        "gc", f"garbage collection pauses take {percent(share)} of the time", cost, "certain"
+    )
     taken = f"{totals.gc_count:,} collections took {span(totals.gc_ns)} of {span(totals.wall_ns)}"
     draft.saw(f"{taken}; the longest took {span(totals.gc_max_ns)}", "garbage collector")
     if view.collects:  # a setting cannot change what the code asks for
@@ -214,7 +216,7 @@ def _other_count(
 ) -> Finding:
     """Finding that `count` threads are faster. now, then: nanoseconds of a micro-batch. least: see above."""
     computing, part = view.cost(*COMPUTING), 1 - min(then / now, least)
-    draft = Draft(cause, title, view.part(part * computing.share), "certain")
+    draft = FindingDraft(cause, title, view.part(part * computing.share), "certain")
     threads = f"{view.threads} thread{'' if view.threads == 1 else 's'}"
     text = f"a micro-batch takes {span(now)} with {threads} and {span(then)} with {count}"
     draft.saw(f"{text} ({times(now / then)})", BASELINE)
@@ -265,7 +267,7 @@ def optimizer(view: View) -> Finding | None:
     if not edits and explains_optimizer(view):
         return None
     title = f"the optimizer (with zero_grad) takes {percent(cost.share)} of each step"
-    draft = Draft("optimizer", title, cost, "certain" if used in ("loop", "foreach") else "likely")
+    draft = FindingDraft("optimizer", title, cost, "certain" if used in ("loop", "foreach") else "likely")
     draft.add(taken(cost, "the parameter update takes"))
     if isinstance(used, str):
         draft.saw(f"optimizer.implementation is {used}", CONFIG)
@@ -285,7 +287,7 @@ def clip(view: View) -> Finding | None:
     # Disabling it changes the training: require a larger share.
     if not cost.clear or cost.share < 2 * FLOOR or not (limited or view.is_script):
         return None
-    draft = Draft("clip", f"gradient clipping takes {percent(cost.share)} of each step", cost)
+    draft = FindingDraft("clip", f"gradient clipping takes {percent(cost.share)} of each step", cost)
     draft.add(taken(cost, "clipping takes"))
     if norm:
         draft.saw(f"the latest gradient norm is {number(norm)}, the limit is {limit:g}", "record")
@@ -308,7 +310,7 @@ def logging(view: View) -> Finding | None:
     costly = {key: value for key, value in values.items() if often[key][0](value)}
     if not cost.clear or not costly:
         return None
-    draft = Draft("logging", f"logging takes {percent(cost.share)} of each step", cost)
+    draft = FindingDraft("logging", f"logging takes {percent(cost.share)} of each step", cost)
     draft.add(taken(cost, "reading losses and writing the record takes"))
     draft.saw(", ".join(f"{key} is {value:g}" for key, value in costly.items()), CONFIG)
     draft.change("log less often", *(f"{key}={often[key][1]}" for key in costly))
@@ -350,7 +352,7 @@ def _beside_steps(
         return None
     cause, verb = ASIDES[section]
     title = f"{cause}s take {percent(share)} of the time{most_of_aside(view, section)}"
-    draft = Draft(cause, title, view.of_wall(share), "certain")
+    draft = FindingDraft(cause, title, view.of_wall(share), "certain")
     draft.saw(f"each takes {span(each_s * 1e9)}, after every {span(period_s * 1e9)} of training", CLOCK)
     draft.saw(f"{done} {cause}s took {percent(measured)} of the time so far", CLOCK)
     explain_aside(view, section, draft)

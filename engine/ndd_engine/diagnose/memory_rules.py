@@ -14,7 +14,7 @@ from ndd_engine.text import counted, duration, number, percent, printable, size
 from .finding import Confidence, Finding
 from .gpu_rules import smaller_batches
 from .pace_rules import condensed, line_through
-from .view import MODEL, Draft, View
+from .view import MODEL, FindingDraft, View
 
 Trend = tuple[tuple[int, float], ...]
 
@@ -100,7 +100,7 @@ def leak(view: View) -> Finding | None:
         title += f", held by {_named(held)}"
     elif kept:
         title += f", held by the autograd graphs of {kept:,} steps"
-    draft = Draft("leak", title, None, confidence, leave)
+    draft = FindingDraft("leak", title, None, confidence, leave)
     source = (
         "allocator" if on_gpu else "the C library's heap" if where == "the heap" else "memory of the process"
     )
@@ -147,7 +147,7 @@ def fragmentation(view: View) -> Finding | None:
     title = (
         f"GPU memory is in pieces: {size(growth.slope)} more are reserved per step, and no more are in use"
     )
-    draft = Draft("fragmentation", title, None, "likely")
+    draft = FindingDraft("fragmentation", title, None, "likely")
     reserved, used = size(memory.reserved_bytes), size(memory.peak_allocated_bytes)
     draft.saw(f"{reserved} are reserved, and at most {used} were in use at a time", "allocator")
     between = f" ({size(growth.low)} to {size(growth.high)})" if 0 < growth.low < growth.high else ""
@@ -288,7 +288,7 @@ def _named(held: Holder) -> str:
     return printable(text)
 
 
-def _tell(draft: Draft, looked: HoldersEvent, held: Holder) -> None:
+def _tell(draft: FindingDraft, looked: HoldersEvent, held: Holder) -> None:
     """Evidence of what holds growing memory. looked: the look that has found it."""
     unit = "batch" if looked.inside else "step"
     each, grows = held.grown / looked.steps, held.bytes / max(held.grown, 1)
@@ -358,7 +358,7 @@ def worker_memory(view: View) -> Finding | None:
     title = f"private memory of {workers} grows: {size(rise)} more in {steps:,} steps"
     if copies:
         title += ", copies of the dataset's Python objects"
-    draft = Draft("worker-memory", title, None, "certain" if copies else "likely")
+    draft = FindingDraft("worker-memory", title, None, "certain" if copies else "likely")
     per = f"{size(rise / steps)} per step"
     line = (
         line_through(condensed(private[first : last + 1], GROUPS)) if last - first >= LEAST_POINTS else None
@@ -483,13 +483,15 @@ def checkpoint_memory(view: View) -> Finding | None:
     return draft.done()
 
 
-def _aside_memory(view: View, phase: str, cause: str, doing: str, one: str) -> Draft | None:
+def _aside_memory(view: View, phase: str, cause: str, doing: str, one: str) -> FindingDraft | None:
     """What takes much more memory than training; None if this phase does not."""
     snapshot = view.snapshot
     rise, base = snapshot.aside_bytes.get(phase, (0.0, 0.0))
     if rise < max(MUCH * base, MUCH_BYTES):
         return None
-    draft = Draft(cause, f"{doing} takes up to {size(rise)} more memory than training", None, "certain")
+    draft = FindingDraft(
+        cause, f"{doing} takes up to {size(rise)} more memory than training", None, "certain"
+    )
     source = "allocator" if view.gpu else "memory of the process"
     draft.saw(f"at most {size(base)} in training, {size(base + rise)} in {one}", source)
     free = _free(snapshot, view.gpu)
@@ -514,7 +516,7 @@ def near_limit(view: View) -> Finding | None:
     if share > NEARLY:
         return None
     title = f"{'GPU' if on_gpu else 'host'} memory is almost full: {size(free)} of {size(headroom.total_bytes)} free"
-    draft = Draft("near-limit", title, None, "certain")
+    draft = FindingDraft("near-limit", title, None, "certain")
     used = f"this run uses {size(headroom.used_bytes)}, other processes {size(headroom.others_bytes)}"
     draft.saw(f"{percent(share)} free; {used}", "allocator" if on_gpu else "host counters")
     draft.add(smaller_batches(view))

@@ -24,7 +24,7 @@ from .view import (
     SLOWED,
     CodePlace,
     Cost,
-    Draft,
+    FindingDraft,
     View,
     place,
     rounded_up,
@@ -79,7 +79,7 @@ def user_code(view: View) -> Finding | None:
         return None
     line = seen.line if seen is not None else None
     title = f"host code between operators takes {percent(share)} of each step" + (f": {line}" if line else "")
-    draft = Draft("user-code", title, view.part(share), "likely" if between else "possible")
+    draft = FindingDraft("user-code", title, view.part(share), "likely" if between else "possible")
     draft.saw(text, "profiler capture" if between else "counted operations")
     draft.add(seen.seen if seen is not None else None)
     draft.change(
@@ -105,7 +105,9 @@ def small_micro(view: View) -> Finding | None:
     if fixed < FIXED or factor < 2 or share < FLOOR:
         return None
     title = f"{accumulation} micro-batches of {micro} items: fixed overhead takes {percent(fixed)} of each"
-    draft = Draft("small-micro", title, Cost(share * view.step_ns, share, repeated.error, share), "certain")
+    draft = FindingDraft(
+        "small-micro", title, Cost(share * view.step_ns, share, repeated.error, share), "certain"
+    )
     first = f"a micro-batch of {baseline.micro} takes {span(baseline.micro_ns)}"
     draft.saw(f"{first}, of {other}: {span(other_ns)}", BASELINE)
     draft.saw(f"batch.micro is {micro}, batch.accumulation is {accumulation}", CONFIG)
@@ -132,7 +134,7 @@ def stepwise(view: View) -> Finding | None:
     if share < 2 * FLOOR:
         return None
     title = "the decoder repeats projections in its loop that could be computed once"
-    draft = Draft("stepwise", title, Cost(share * view.step_ns, share, model.error, share))
+    draft = FindingDraft("stepwise", title, Cost(share * view.step_ns, share, model.error, share))
     text = f"a micro-batch runs {baseline.operations:,} operators of {small:,.0f} FLOPs on average"
     draft.saw(text, "counted operations")
     draft.saw("workload.decoder is stepwise", CONFIG)
@@ -175,7 +177,7 @@ def recompile(view: View) -> Finding | None:
             f"{counted(totals.recompiles, 'recompilation')}{name}: runs uncompiled since step {limit.step:,}"
         )
         part = view.part(min(share + view.model.share, 1.0))
-    draft = Draft("recompile", title, part, "certain")
+    draft = FindingDraft("recompile", title, part, "certain")
     where = None
     if "file" in last.data and "function" in last.data:
         where = place(last.data["file"], last.data.get("line", 0), last.data["function"])
@@ -214,7 +216,7 @@ def compile_cost(view: View) -> Finding | None:
     if whole <= 0 or seconds < (COMPILED_GAIN - 1) * whole:
         return None
     title = f"compilation took {duration(seconds)}, training takes only {duration(whole)}"
-    draft = Draft("compile-cost", title, view.of_wall(seconds / (seconds + whole)))
+    draft = FindingDraft("compile-cost", title, view.of_wall(seconds / (seconds + whole)))
     draft.saw(f"it breaks even only if compiled steps are {times(1 + seconds / whole)} as fast", CLOCK)
     sets = () if view.is_script else ("speed.compile=off",)
     if sets:
@@ -235,7 +237,7 @@ def deterministic(view: View) -> Finding | None:
         return None
     trial, share = shown[-1], 1 - 1 / (shown[-1].ratio or 1.0)
     title = f"deterministic algorithms take {percent(share)} of each step"
-    draft = Draft("deterministic", title, view.part(share), "certain")
+    draft = FindingDraft("deterministic", title, view.part(share), "certain")
     draft.saw(trial.text, "trial")
     draft.change("allow nondeterministic algorithms (results differ by rounding)", change)
     return draft.done()
@@ -312,7 +314,7 @@ def not_finite(view: View) -> Finding | None:
     grown = _grown(known) if origin is None or origin.what in ("", "parameter") else None
     if grown is not None:
         cause = f"it had grown from {small(grown[0])} to {small(grown[1])} before"
-    draft = Draft("not-finite", f"{title}: {cause}" if cause else title, None, "certain")
+    draft = FindingDraft("not-finite", f"{title}: {cause}" if cause else title, None, "certain")
     if known.loss is not None:
         value, first, before, last, _ = known.loss
         finite = (

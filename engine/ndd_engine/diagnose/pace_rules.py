@@ -20,7 +20,7 @@ from ndd_engine.text import duration, percent, span
 from .data_facts import has_loader
 from .finding import Confidence, Finding
 from .grown import ADDED, EACH_STEP, MOST_OF, carried, counted, function, profiles
-from .view import CLOCK, PROFILER, Draft, View, place
+from .view import CLOCK, PROFILER, FindingDraft, View, place
 
 StepValue = tuple[float, float]
 Points = Sequence[StepValue]
@@ -32,7 +32,7 @@ NORMAL = 1.96
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class FittedLine:
     """A line through a curve. slope, low, high: per step, with an interval of 95 %; begin, end: values of the line.
 
     noise: usual distance of a point from the line. rising: part of the pairs of points that rise, 0..1.
@@ -64,7 +64,7 @@ def quantile(values: Sequence[float], part: float) -> float:
     return median(values) if part == 0.5 else sorted(values)[int((len(values) - 1) * part)]
 
 
-def line_through(points: Points) -> Line | None:
+def line_through(points: Points) -> FittedLine | None:
     """The line through points with rising steps; None if there are fewer than FEWEST."""
     count = len(points)
     if count < FEWEST:
@@ -80,10 +80,10 @@ def line_through(points: Points) -> Line | None:
     noise = 1.5 * median(abs(y - slope * x - at) for x, y in points)
     rising = sum(one > 0 for one in slopes) / len(slopes)
     begin, end = (at + slope * x for x in (points[0][0], points[-1][0]))
-    return Line(slope, slopes[low], slopes[-1 - low], begin, end, noise, rising)
+    return FittedLine(slope, slopes[low], slopes[-1 - low], begin, end, noise, rising)
 
 
-def stepped(points: Points, line: Line) -> float:
+def stepped(points: Points, line: FittedLine) -> float:
     """How much better a rise at one moment fits than a line through the same points; above 1 it fits better.
 
     It is the ratio of the distances of the points from the line, and from the medians before and after that moment.
@@ -152,7 +152,7 @@ class Bounds:
     each_third: float
     stepped: float
 
-    def hold(self, line: Line, points: Sequence[StepValue]) -> bool:
+    def hold(self, line: FittedLine, points: Sequence[StepValue]) -> bool:
         """Whether a curve rises so."""
         rise = line.end - line.begin
         if rise <= 0 or rise < self.times_noise * line.noise or line.rising < self.rising:
@@ -208,7 +208,7 @@ class Slowdown:
 
     begin_ns: float
     now_ns: float
-    line: Line
+    line: FittedLine
     first: int
     last: int
     phases: tuple[PhaseGrowth, ...]
@@ -272,7 +272,7 @@ def _most_first(phases: list[PhaseGrowth]) -> tuple[PhaseGrowth, ...]:
     return tuple(sorted(phases, key=lambda phase: phase.before - phase.now))
 
 
-def _rise(points: Sequence[StepValue], line: Line) -> int:
+def _rise(points: Sequence[StepValue], line: FittedLine) -> int:
     """The place of the first point after a rise at one moment; 0 if the curve does not rise so.
 
     Few points before it may be as high as half of the rise, as another program makes them, and none after it as low.
@@ -296,7 +296,7 @@ def _at_once(
     times: list[float],
     points: Sequence[StepValue],
     parts: list[list[StepValue]],
-    line: Line,
+    line: FittedLine,
     cut: int,
 ) -> Slowdown:
     """A rise at one moment. times: of all points; cut: of the condensed ones, the first after the moment."""
@@ -364,7 +364,7 @@ def slowing(view: View) -> Finding | None:
         title += f", {grown.title}"
     share = view.part(found.grown_ns / found.now_ns)
     sure: Confidence = "certain" if grown is not None else "likely" if found.since is None else "possible"
-    draft = Draft("slowing", title, share, sure)
+    draft = FindingDraft("slowing", title, share, sure)
     _tell(draft, found, first)
     if grown is not None:
         draft.saw(grown.evidence, PROFILER)
@@ -412,7 +412,7 @@ def unexplained(found: Slowdown, cores: CoreUse | None) -> bool:
     return lasted >= max(LASTED_ALIKE_S if alike else LASTED_S, LASTED_PART * (lasted + found.since.seconds))
 
 
-def _tell(draft: Draft, found: Slowdown, first: PhaseGrowth) -> None:
+def _tell(draft: FindingDraft, found: Slowdown, first: PhaseGrowth) -> None:
     """The evidence of the times. first: the phase that has grown most."""
     line, since = found.line, found.since
     if since is not None:
@@ -465,7 +465,7 @@ def piling_up(view: View) -> Finding | None:
     if found is None:
         return None
     title = f"{found.title.removeprefix('while ')}: the training adds some again and again"
-    draft = Draft("piling-up", title, None, "certain")
+    draft = FindingDraft("piling-up", title, None, "certain")
     draft.saw(found.evidence, PROFILER)
     draft.change(found.advice, where=found.where)
     return draft.done()

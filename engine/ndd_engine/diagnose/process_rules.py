@@ -18,7 +18,7 @@ from ndd_engine.record.snapshot import Curve
 from ndd_engine.text import number, percent, printable, span
 
 from .finding import Finding
-from .view import MODEL, RANK_CLOCKS, Cost, Draft, View, taken
+from .view import MODEL, RANK_CLOCKS, Cost, FindingDraft, View, taken
 
 PROCESSES = "state of the processes"
 # Growth of open files: at least so many, on so many points, with this part of the differences upwards; and after how
@@ -49,7 +49,7 @@ def hang(view: View) -> Finding | None:
     stall = view.snapshot.stall
     if stall is None or stall.kind in NO_HANGS:
         return None
-    draft = Draft("hang", stall.text, None, "likely" if stall.kind == "waits" else "certain")
+    draft = FindingDraft("hang", stall.text, None, "likely" if stall.kind == "waits" else "certain")
     for line in stall.processes:
         draft.saw(line, PROCESSES)
     if stall.advice:
@@ -62,7 +62,7 @@ def died(view: View) -> Finding | None:
     deaths = view.snapshot.deaths
     if not deaths:
         return None
-    draft = Draft("died", death_text(deaths[0]), None, "certain")
+    draft = FindingDraft("died", death_text(deaths[0]), None, "certain")
     for death in deaths:
         draft.saw(death_text(death), PROCESSES)
     draft.change(_remedy(deaths[0]))
@@ -105,7 +105,7 @@ def open_files(view: View) -> Finding | None:
         f"open files grow by {rate}: {number_open:,}{of_limit}{' (the limit)' if full else ''} at step {at:,}"
     )
     what = told.path if kind == "file" else KEPT.get(kind, "")
-    draft = Draft("open-files", f"{title}; {what}" if what else title, None, "certain")
+    draft = FindingDraft("open-files", f"{title}; {what}" if what else title, None, "certain")
     draft.saw(
         f"{points[0][1]:,.0f} descriptors at step {points[0][0]:,}, {number_open:,} at step {at:,}",
         PROCESSES,
@@ -161,7 +161,7 @@ def straggler(view: View) -> Finding | None:
     who, several = subject(late)
     verb = "hold" if several and not late.get("same_host") else "holds"
     title = f"{who} {verb} up the others: +{milliseconds(late['late_ns'])} a step in {phase}"
-    draft = Draft("straggler", title, view.part(1 - 1 / late["ceiling"]))
+    draft = FindingDraft("straggler", title, view.part(1 - 1 / late["ceiling"]))
     rank = f"rank {late['rank']}"
     host = f" on {printable(late['host'])}" if late.get("host") and ranks.newest.hosts > 1 else ""
     where = printable(late["where"]) if late.get("where") else None
@@ -214,7 +214,7 @@ def _lacking(ranks: Ranks, late: Mapping[str, Any]) -> float | None:
 
 
 def _changes(
-    view: View, draft: Draft, late: Mapping[str, Any], where: str | None, lacking: float | None
+    view: View, draft: FindingDraft, late: Mapping[str, Any], where: str | None, lacking: float | None
 ) -> None:
     who = subject(late)[0]
     phase = late["phase"]
@@ -257,7 +257,7 @@ def exchange(view: View) -> Finding | None:
     if ranks.newest.launched is not None:
         return _exchange_elsewhere(cost)
     title = f"exchanging {what} takes {percent(cost.share)} of each step"
-    draft = Draft("exchange", title, cost)
+    draft = FindingDraft("exchange", title, cost)
     draft.add(taken(cost, "exposed communication takes", RANK_CLOCKS))
     if ranks.hidden_ns is not None:
         draft.saw(f"another {span(ranks.hidden_ns)} is hidden by computation", RANK_CLOCKS)
@@ -282,13 +282,13 @@ def exchange(view: View) -> Finding | None:
 def _exchange_elsewhere(cost: Cost) -> Finding | None:
     """Only some of the ranks are observed: exchange cannot be told from waiting for the others."""
     title = f"exchange and waiting for ranks of other hosts take {percent(cost.share)} of each step"
-    draft = Draft("exchange", title, cost)
+    draft = FindingDraft("exchange", title, cost)
     draft.add(taken(cost, "all ranks of this host wait for", RANK_CLOCKS))
     draft.change("compare with the work of the ranks on the other hosts: start ndd-console run there as well")
     return draft.done()
 
 
-def _sharded_changes(view: View, draft: Draft) -> None:
+def _sharded_changes(view: View, draft: FindingDraft) -> None:
     if view.get("parallel.reshard") is True:
         text = "keep parameters after forward instead of gathering them again (uses more memory)"
         draft.change(text, "parallel.reshard=false")
@@ -298,7 +298,7 @@ def _sharded_changes(view: View, draft: Draft) -> None:
         draft.change("gather parameters in bf16 (layers compute in it)", "parallel.param_dtype=bf16")
 
 
-def _replicated_changes(view: View, draft: Draft) -> None:
+def _replicated_changes(view: View, draft: FindingDraft) -> None:
     bucket = view.get("parallel.bucket_mb")
     if isinstance(bucket, (int, float)) and bucket > 0:
         larger = f"parallel.bucket_mb={bucket * MORE:g}"
@@ -316,7 +316,7 @@ def skew(view: View) -> Finding | None:
     if ranks.alternating_ns < MOST_OF * ranks.skew_ns:
         return None  # one rank is the slowest, but not a straggler
     title = f"ranks wait for each other {percent(cost.share)} of each step, for another one each time"
-    draft = Draft("skew", title, cost)
+    draft = FindingDraft("skew", title, cost)
     draft.add(taken(cost, "waiting for slower ranks takes", RANK_CLOCKS))
     apart = {name: ns - ranks.phases[name] for name, (ns, _) in ranks.longest.items() if name in ranks.phases}
     phase = max(apart, key=apart.__getitem__, default="")

@@ -636,7 +636,7 @@ def taken(cost: Cost, what: str, source: str = "") -> Evidence:
     return Evidence(f"{what} {span(cost.ns)} of each step ({percent(cost.share)})", source or cost.source)
 
 
-class Draft:
+class FindingDraft:
     """A finding whose evidence and changes are added one by one; `done` returns it. cost: None for a hazard."""
 
     def __init__(

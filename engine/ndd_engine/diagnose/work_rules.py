@@ -16,7 +16,7 @@ from ndd_engine.record.events import KernelsEvent
 from ndd_engine.text import counted, finite, number, percent, printable, size, span
 
 from .finding import Change, Finding
-from .view import FLOOR, Draft, View, place
+from .view import FLOOR, FindingDraft, View, place
 
 CAPTURE = "profiler capture"
 # Least iterations of a loop. Nanoseconds of the median operator of a loop that waits for launches rather than computes,
@@ -168,7 +168,7 @@ def sequential_loop(view: View) -> Finding | None:
     title = (
         f"a loop of {number(steps)} steps, one after another, takes {percent(share)} of each step: {where}"
     )
-    draft = Draft("sequential-loop", title, view.part(share))
+    draft = FindingDraft("sequential-loop", title, view.part(share))
     draft.saw(
         f"an iteration takes {span(ns / turns)} of forward and backward: "
         f"{counted(round(operations / turns), 'operator')} of forward, with a median of {span(middle)}", CAPTURE,
@@ -216,7 +216,7 @@ def large_vocabulary(view: View) -> Finding | None:
     where = first.where
     at = f", {where}" if where else ""
     title = f"the {what} {number(many)} outputs takes {percent(share)} of each step: {first.subject}{at}"
-    draft = Draft("large-vocabulary", title, view.part(share))
+    draft = FindingDraft("large-vocabulary", title, view.part(share))
     for one in sorted(rows, key=lambda row: -row.ns)[:3]:
         shapes = ", ".join("x".join(map(str, shape)) for shape in one.shapes)
         draft.saw(f"{printable(one.name)}({shapes}): {span(one.ns)} of forward and backward", CAPTURE)
@@ -280,7 +280,7 @@ def small_operations(view: View) -> Finding | None:
     where = place(file, line, function) if line else None
     at = f", most of them at {where}" if where else ""
     title = f"{number(count)} small operators take {percent(share)} of each step{at}"
-    draft = Draft("small-operations", title, view.part(share))
+    draft = FindingDraft("small-operations", title, view.part(share))
     draft.saw(
         f"half of the operators of forward and backward take less than {span(capture.median_ns)}; small ones and what "
         f"is between the operators take {percent(part)} of forward and backward", CAPTURE,
@@ -317,7 +317,7 @@ def unfused_attention(view: View) -> Finding | None:
         return None
     where = first.where
     title = f"attention without a fused kernel takes {percent(share)} of each step: {first.subject}"
-    draft = Draft("unfused-attention", f"{title}, {where}" if where else title, view.part(share))
+    draft = FindingDraft("unfused-attention", f"{title}, {where}" if where else title, view.part(share))
     shapes = ", ".join("x".join(map(str, shape)) for shape in first.shapes)
     draft.saw(
         f"{printable(first.name)}({shapes}): {span(ns)} of forward and backward, with its products",
@@ -381,7 +381,7 @@ def computed_twice(view: View) -> Finding | None:
         return None
     where = place(file, line, function) if line else None
     title = f"{module_text(name, kind)} is computed again with the same input: {percent(share)} of each step"
-    draft = Draft("computed-twice", f"{title}, {where}" if where else title, view.part(share))
+    draft = FindingDraft("computed-twice", f"{title}, {where}" if where else title, view.part(share))
     count = counted(times, "time")
     draft.saw(f"called again {count} in a step with the same tensors, without random numbers in it", CAPTURE)
     draft.saw(f"the further calls take {span(sum(spent))} of forward and backward", CAPTURE)
@@ -404,7 +404,7 @@ def unused_gradients(view: View) -> Finding | None:
     title = (
         f"gradients of {above} are computed, and no optimizer uses them: up to {percent(share)} of each step"
     )
-    draft = Draft("unused-gradients", title, view.part(share))
+    draft = FindingDraft("unused-gradients", title, view.part(share))
     draft.saw(
         f"backward of {', '.join(names[:4])}{' and more' * (len(names) > 4)} takes {span(ns)}",
         CAPTURE,

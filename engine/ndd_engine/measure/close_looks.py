@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ndd_watch.looks import Looks, own, own_frame, short
-from ndd_watch.probes import Look, Probes
+from ndd_watch.probes import Probes, VariableHook
 from ndd_watch.slowing import Retained, Tables
 
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -122,7 +122,7 @@ class CloseLooks:
             self.spent_ns += perf_counter_ns() - begin
             return 0
 
-        look = Look(due, begins, ("tensors", "retain_graph", "create_graph"))
+        look = VariableHook(due, begins, ("tensors", "retain_graph", "create_graph"))
         before = _BACKWARD.__code__
         if Probes().put(_BACKWARD, look, None, always=False):
             self._codes = before, _BACKWARD.__code__

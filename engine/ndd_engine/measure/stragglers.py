@@ -257,8 +257,10 @@ class RankComparison:
         waits, owns = [row.wait for row in rows], [row.own for row in rows]
         wall_ns = (sum(owns) + sum(waits)) / world
         shown = {name: [row.phases.get(name, 0.0) for row in rows] for name in IN_STEP}
-        phases = {name: Column([value / steps for value in column]) for name, column in shown.items()}
-        self._judge.add(Judged(earlier + end, Column([own / steps for own in owns]), phases, wall_ns / steps))
+        phases = {name: RankFigure([value / steps for value in column]) for name, column in shown.items()}
+        self._judge.add(
+            Judged(earlier + end, RankFigure([own / steps for own in owns]), phases, wall_ns / steps)
+        )
         late = self._judge.late(lambda index: self._places(active, index))
 
         shown = {name: column for name, column in shown.items() if any(column)}
@@ -429,7 +431,7 @@ ALSO_LATE = 0.5
 MAD_TO_SIGMA = 1.4826
 
 
-class Column:
+class RankFigure:
     """One figure of all ranks, nanoseconds per step."""
 
     __slots__ = ("middle", "values")
@@ -456,8 +458,8 @@ class Judged:
     """A window: own times and phases of all ranks, and their mean wall time in nanoseconds per step."""
 
     step: int
-    own: Column
-    phases: Mapping[str, Column]
+    own: RankFigure
+    phases: Mapping[str, RankFigure]
     wall_ns: float
 
 
@@ -538,13 +540,13 @@ class Judge:
         if len(every) >= 2 * KEPT_WINDOWS:
             found = self._late(every, self._excess_of(MORE_WINDOWS), LATE_SHARE_OF_MORE)
             wall_ns = median(window.wall_ns for window in newest)
-            if found and Column(self.excess).delay(found[0]) > STILL * LATE_SHARE_OF_MORE * wall_ns:
+            if found and RankFigure(self.excess).delay(found[0]) > STILL * LATE_SHARE_OF_MORE * wall_ns:
                 return every, found
         return None
 
     def _late(self, windows: Sequence[Judged], mean_excess: Sequence[float], share: float) -> Lateness | None:
         """The stragglers in these windows, by at least a share of the step. mean_excess: of each rank, see `excess`."""
-        excess = Column(mean_excess)
+        excess = RankFigure(mean_excess)
         values = excess.values
         order = sorted(range(len(values)), key=values.__getitem__)
         wall_ns = median(window.wall_ns for window in windows)

@@ -383,7 +383,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class HistoryEntry:
     """One entry of the history. address: of "oom" entries, the free bytes of the GPU instead."""
 
     action: str
@@ -399,7 +399,7 @@ class DeviceHistory:
 
     index: int
     segments: list[Segment] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[HistoryEntry] = field(default_factory=list)
     skipped: int = 0
 
     @property
@@ -501,7 +501,7 @@ def _take(device: DeviceHistory, entries: list[Any]) -> None:
             if not isinstance(action, str):
                 raise TypeError("an action has a name")
             address = raw["device_free"] if action == "oom" else raw.get("addr", 0)
-            entry = Entry(
+            entry = HistoryEntry(
                 action, _whole_number(address), _whole_number(raw.get("size", 0)), _whole_number(raw.get("stream", 0)),
                 raw.get("frames", ()),
             )  # fmt: skip

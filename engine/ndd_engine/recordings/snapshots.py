@@ -16,7 +16,7 @@ from ndd_engine.measure.memory import Frames, Owner, owners
 from ndd_engine.predict.allocator import UNLIMITED, Allocator, Rules, SimulatedOutOfMemoryError
 from ndd_engine.text import printable, size
 
-from .recorded_files import DeviceHistory, Entry, Segment, read_snapshot
+from .recorded_files import DeviceHistory, HistoryEntry, Segment, read_snapshot
 
 ALLOC, FREED = "alloc", "free_completed"
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
@@ -80,12 +80,12 @@ def start_of(device: DeviceHistory) -> AllocatedBefore:
     return start
 
 
-def _change(entry: Entry, sign: int = 1) -> int:
+def _change(entry: HistoryEntry, sign: int = 1) -> int:
     """The change of the reserved bytes."""
     return sign * (entry.size if entry.action in GROWS else -entry.size if entry.action in SHRINKS else 0)
 
 
-def states(start: AllocatedBefore, entries: list[Entry]) -> Iterator[tuple[int, int]]:
+def states(start: AllocatedBefore, entries: list[HistoryEntry]) -> Iterator[tuple[int, int]]:
     """(reserved, requested) bytes after each entry."""
     reserved, requested = start.reserved, sum(request.requested for request in start.live.values())
     sizes = {address: request.requested for address, request in start.live.items()}
@@ -99,7 +99,7 @@ def states(start: AllocatedBefore, entries: list[Entry]) -> Iterator[tuple[int, 
         yield reserved, requested
 
 
-def live_at(start: AllocatedBefore, entries: list[Entry], count: int) -> list[Request]:
+def live_at(start: AllocatedBefore, entries: list[HistoryEntry], count: int) -> list[Request]:
     """What is in use after the first `count` entries."""
     live = dict(start.live)
     for entry in entries[:count]:
@@ -120,7 +120,7 @@ class Release:
 
 
 def releases(
-    entries: Sequence[Entry], levels: Sequence[tuple[int, int]], collects: bool = False
+    entries: Sequence[HistoryEntry], levels: Sequence[tuple[int, int]], collects: bool = False
 ) -> list[Release]:
     """Runs of released segments. levels: (reserved, requested) before the first entry and after each.
 
@@ -153,7 +153,7 @@ def releases(
     return found
 
 
-def _calls(entry: Entry, function: str) -> bool:
+def _calls(entry: HistoryEntry, function: str) -> bool:
     frames = entry.frames if isinstance(entry.frames, (list, tuple)) else ()
     return any(isinstance(frame, dict) and frame.get("name") == function for frame in frames)
 
@@ -180,7 +180,7 @@ class Replayed:
 
 def replay(
     start: AllocatedBefore,
-    entries: list[Entry],
+    entries: list[HistoryEntry],
     rules: Rules,
     descending: bool = False,
     fraction_bytes: int | None = None,
@@ -234,7 +234,11 @@ def replay(
 
 
 def _adopt(
-    allocator: Allocator, start: AllocatedBefore, entries: list[Entry], rules: Rules, keys: dict[int, int]
+    allocator: Allocator,
+    start: AllocatedBefore,
+    entries: list[HistoryEntry],
+    rules: Rules,
+    keys: dict[int, int],
 ) -> None:
     """Put the segments of the recording into the allocator.
 
@@ -295,7 +299,7 @@ class Limit:
 
 
 def limit_of(
-    entries: Sequence[Entry], levels: Sequence[tuple[int, int]], found: Sequence[Release], rules: Rules
+    entries: Sequence[HistoryEntry], levels: Sequence[tuple[int, int]], found: Sequence[Release], rules: Rules
 ) -> Limit:
     """What a history proves of the limit. levels: (reserved, requested) before the first entry and after each."""
     most = max(reserved for reserved, _ in levels)
@@ -528,7 +532,7 @@ def _device(
     return found
 
 
-def _allocates(entries: Sequence[Entry]) -> bool:
+def _allocates(entries: Sequence[HistoryEntry]) -> bool:
     return any(entry.action == ALLOC for entry in entries)
 
 
@@ -571,7 +575,11 @@ def _notes(device: DeviceHistory, start: AllocatedBefore, broken: bool) -> list[
 
 
 def _try_settings(
-    found: DeviceMemory, start: AllocatedBefore, entries: list[Entry], rules: Rules, settings: Sequence[str]
+    found: DeviceMemory,
+    start: AllocatedBefore,
+    entries: list[HistoryEntry],
+    rules: Rules,
+    settings: Sequence[str],
 ) -> None:
     """Add the replays with other settings."""
     emptied = frozenset(release.entry for release in found.releases if release.kind == "empty_cache")

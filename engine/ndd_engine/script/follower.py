@@ -63,7 +63,7 @@ from .stack_samples import Samples
 LONGEST = 1 << 28
 
 
-class Captures:
+class RunCaptures:
     """Those of a run."""
 
     def __init__(self, directory: RunDir) -> None:
@@ -290,7 +290,7 @@ class Follower:
         self._ranks = ScriptRanks(command.folder)
         watch = ProcessWatch(where=self._keeps, workers=WorkerWatch(folder))
         self._samples, self._watch, self._root = Samples(), watch, root
-        self._captures = Captures(directory)
+        self._captures = RunCaptures(directory)
         # Processes whose observation has ended before their training, in words.
         self._over: list[str] = []
         self._told_left_out = False

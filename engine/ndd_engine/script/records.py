@@ -80,7 +80,7 @@ class Room:
 class Process:
     """One process: its memory, the path of it, and how far it was read. name: "rank-0" or "pid-7"."""
 
-    def __init__(self, name: str, path: Path, reader: mapped.Reader) -> None:
+    def __init__(self, name: str, path: Path, reader: mapped.MappedReader) -> None:
         self.name, self.path, self._reader = name, path, reader
         self.pid = reader.value(mapped.PID)
         # At the end of the last window: steps in the memory, steps that were shown, and micro-steps; and the window.
@@ -307,7 +307,7 @@ class Records:
             try:
                 handle = open_regular(self._folder / name, os.O_RDONLY)
                 try:
-                    reader = mapped.Reader(handle)
+                    reader = mapped.MappedReader(handle)
                 finally:
                     os.close(handle)
             except (OSError, ValueError):

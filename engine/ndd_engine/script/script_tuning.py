@@ -18,7 +18,7 @@ from ndd_engine.run.run import Run
 from ndd_engine.trial.outcome import Base, TrialRequest
 from ndd_engine.trial.tuning import Tuning, TuningState, observed
 from ndd_watch import LINKED
-from ndd_watch.changes import OF_SCRIPTS, Candidate, Place, candidates
+from ndd_watch.changes import OF_SCRIPTS, Candidate, Conditions, candidates
 
 from .command import OFFLINE, SCRATCH, UNWRITTEN, Command, linked, refused_in, scratch
 from .edits import Edit
@@ -57,7 +57,7 @@ def observe(
     return run.directory
 
 
-def candidates_for(run: RunEvent, findings: Sequence[Finding], place: Place) -> list[Candidate]:
+def candidates_for(run: RunEvent, findings: Sequence[Finding], place: Conditions) -> list[Candidate]:
     """What is tried: what the findings propose first."""
     usual = {one.sets: one for one in candidates(observed(place, run.config, run.device, run.threads))}
     proposed = [item.sets for item in findings if item.sets]
@@ -67,7 +67,7 @@ def candidates_for(run: RunEvent, findings: Sequence[Finding], place: Place) -> 
 
 
 def tune_script(
-    directory: RunDir, run: RunEvent, findings: Sequence[Finding], place: Place, tuning: Tuning
+    directory: RunDir, run: RunEvent, findings: Sequence[Finding], place: Conditions, tuning: Tuning
 ) -> tuple[TuningState, Edit | None]:
     """(the result, the edit of the script that makes it; None if nothing is kept). tuning: not yet run."""
     base = Base(f"run {directory.name}", run=directory)

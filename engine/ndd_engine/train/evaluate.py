@@ -31,7 +31,7 @@ from .step.stepper import Stepper
 
 
 @dataclass(frozen=True)
-class Result:
+class EvaluationResult:
     """Metrics by name, headline first; number of batches; seconds; whether inference mode was used."""
 
     metrics: dict[str, float]
@@ -68,7 +68,7 @@ def evaluate(
     loader: EvalBatches,
     between: Callable[[], None],
     parts_of_all: Callable[[Any], list[Any]] | None = None,
-) -> Result:
+) -> EvaluationResult:
     """Evaluate without changing the training state: no gradients, no dropout, separate random numbers.
 
     between: called after every batch, to report progress and to stop (it may raise). parts_of_all: of several ranks,
@@ -115,7 +115,7 @@ def evaluate(
             metrics = monitored_first(metric.result(), config.evaluate.metric)
     finally:
         model.train()
-    return Result(metrics, count, time.perf_counter() - begin, inference)
+    return EvaluationResult(metrics, count, time.perf_counter() - begin, inference)
 
 
 def better_of(section: EvaluateSection, workload: Workload) -> str:
@@ -285,7 +285,7 @@ class Callbacks:
         if self.alone:
             self.early = reason
 
-    def judge(self, step: int, result: Result) -> None:
+    def judge(self, step: int, result: EvaluationResult) -> None:
         """Show an evaluation that the configuration asks for to what depends on it, once; others change nothing."""
         if self.judged >= step:
             return

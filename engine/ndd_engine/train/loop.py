@@ -38,7 +38,7 @@ from ndd_watch.mapped import in_use
 from .checkpoint import CheckpointStore, Saved, last_good, unwritten
 from .checkpoint_state import changed, finite_buffers, layout, not_finite, random_state, unloadable
 from .data.loader import Batches, EvalBatches
-from .evaluate import Callbacks, Result, better_of, evaluate, failure
+from .evaluate import Callbacks, EvaluationResult, better_of, evaluate, failure
 from .failures import unstable
 from .request import OpenRun
 from .settings import Due, VerifiedSettings
@@ -102,7 +102,7 @@ class Loop:
         self.world: World | None = None
         self._window_ns = int(config.log.window_s * 1e9)
         self._last_save = time.monotonic()
-        self._last_result: tuple[int, Result] | None = None
+        self._last_result: tuple[int, EvaluationResult] | None = None
         batch, log, speed, tokens = config.batch, config.log, config.speed, stepper.workload.tokens_per_item
         work = StepWork(
             config.items_per_step, batch.accumulation, tokens, self.steps_per_epoch, *batches.counters
@@ -387,7 +387,7 @@ class Loop:
         self._status(self._resting)
         self._window()
 
-    def _evaluated(self) -> Result:
+    def _evaluated(self) -> EvaluationResult:
         return evaluate(self.stepper, self.evaluation, self._between)
 
     def _callback_failed(self, name: str, error: BaseException) -> TrainingError:

@@ -19,7 +19,7 @@ from ndd_engine.hardware.gpus import Machine
 from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import TrialEvent, WindowEvent
 from ndd_engine.text import duration, factor, number, printable, times
-from ndd_watch.changes import Place
+from ndd_watch.changes import Conditions
 
 from .campaign import Campaign, CampaignState
 from .compare import Interval, Recorded, Stretch, host_ns_of, observe, rate, ratio, spread
@@ -42,7 +42,7 @@ class Variant:
     cores: int = 1
     where: str = ""
 
-    def missing(self, place: Place) -> str:
+    def missing(self, place: Conditions) -> str:
         """What this machine lacks for it, "" if nothing."""
         lacking = []
         if self.gpu and not place.gpu:
@@ -65,7 +65,7 @@ class Part:
     phase: str = ""
     why: str = ""
 
-    def choose(self, place: Place) -> tuple[Variant | None, str]:
+    def choose(self, place: Conditions) -> tuple[Variant | None, str]:
         """(the first variant that this machine can measure, what the guide's own conditions require and it lacks)."""
         if not self.variants:
             return None, self.why
@@ -431,7 +431,7 @@ class ClaimsState(CampaignState[ClaimResult]):
     count: int = 0
 
 
-def measurements(claim: Claim, place: Place) -> int:
+def measurements(claim: Claim, place: Conditions) -> int:
     """How many trials and observed runs a claim takes on this machine, each up to the budget."""
     variants = [(part.kind in TRIALS, part.choose(place)[0]) for part in claim.parts]
     return len({(tried, found.base, found.change) for tried, found in variants if found is not None})
@@ -466,7 +466,7 @@ def run_claims(
     return campaign.state.rows
 
 
-def _measure(part: Part, place: Place, measurer: Measurer) -> PartResult:
+def _measure(part: Part, place: Conditions, measurer: Measurer) -> PartResult:
     variant, missing = part.choose(place)
     if variant is None:
         return PartResult(part, "not measured", reason=missing)

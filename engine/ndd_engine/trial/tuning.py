@@ -21,7 +21,7 @@ from ndd_engine.hardware.gpus import Machine
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import factor, number, printable, times
 from ndd_engine.train.request import preflight
-from ndd_watch.changes import SET, Candidate, Place, candidates, needs_losses
+from ndd_watch.changes import SET, Candidate, Conditions, candidates, needs_losses
 
 from .campaign import Campaign, CampaignState
 from .estimates import estimate_of, judged, over
@@ -32,7 +32,7 @@ from .trial import run_trial
 BF16_FLAGS = frozenset({"amx_bf16", "avx512_bf16"})
 
 
-def place_of(machine: Machine, cpuinfo: Path = Path("/proc/cpuinfo")) -> Place:
+def place_of(machine: Machine, cpuinfo: Path = Path("/proc/cpuinfo")) -> Conditions:
     """A machine, as detected."""
     chosen, bf16 = machine.chosen, None
     try:
@@ -42,10 +42,10 @@ def place_of(machine: Machine, cpuinfo: Path = Path("/proc/cpuinfo")) -> Place:
     if flags := [line.partition(":")[2].split() for line in lines if line.startswith("flags")]:
         bf16 = not BF16_FLAGS.isdisjoint(flags[0])
     capability = chosen.compute_capability if chosen is not None else None
-    return Place(machine.device != "cpu", max(int(machine.host.usable_cpus), 1), capability, bf16)
+    return Conditions(machine.device != "cpu", max(int(machine.host.usable_cpus), 1), capability, bf16)
 
 
-def trained(place: Place, config: Config, model: frozenset[str]) -> Place:
+def trained(place: Conditions, config: Config, model: frozenset[str]) -> Conditions:
     """A machine on which a configuration is trained. model: what is known of it, see Place."""
     amp, ranks = config.precision.amp, config.parallel.ranks
     scales = amp == "fp16" or (amp == "auto" and place.old)  # as `make_precision` chooses
@@ -58,7 +58,7 @@ def trained(place: Place, config: Config, model: frozenset[str]) -> Place:
     )
 
 
-def observed(place: Place, seen: Mapping[str, Any], device: str, threads: int | None) -> Place:
+def observed(place: Conditions, seen: Mapping[str, Any], device: str, threads: int | None) -> Conditions:
     """A machine on which a script was observed. seen: its recorded configuration."""
     known = flatten({key: value for key, value in seen.items() if key != "script"})
     script = seen.get("script")

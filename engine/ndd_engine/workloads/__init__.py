@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .base import GatherItems, MeanLoss, build_checked, full_precision, sliding_windows
-    from .interface import Facts, Settings
+    from .interface import DataFacts, Settings
     from .problems import (
         ErrorList,
         Problems,
@@ -23,13 +23,28 @@ if TYPE_CHECKING:
     from .series import SeriesLayout, split, window_count
 
 __all__ = [
-    "ErrorList", "Facts", "GatherItems", "MeanLoss", "Problems", "SeriesLayout", "Settings", "build_checked",
-    "files_below", "full_precision", "is_folder", "json_strings", "numbered_lines", "read_text", "read_texts",
-    "sliding_windows", "split", "window_count",
+    "DataFacts",
+    "ErrorList",
+    "GatherItems",
+    "MeanLoss",
+    "Problems",
+    "SeriesLayout",
+    "Settings",
+    "build_checked",
+    "files_below",
+    "full_precision",
+    "is_folder",
+    "json_strings",
+    "numbered_lines",
+    "read_text",
+    "read_texts",
+    "sliding_windows",
+    "split",
+    "window_count",
 ]  # fmt: skip
 _MODULES = {
     "base": ("GatherItems", "MeanLoss", "build_checked", "full_precision", "sliding_windows"),
-    "interface": ("Facts", "Settings"),
+    "interface": ("DataFacts", "Settings"),
     "series": ("SeriesLayout", "split", "window_count"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

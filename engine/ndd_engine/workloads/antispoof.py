@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from ndd_engine.workloads import GatherItems, Settings, build_checked
 
-from .antispoof_data import SAMPLE_RATE, UNREADABLE, Recording, SpeechData, read, read_samples, reason
+from .antispoof_data import SAMPLE_RATE, UNREADABLE, SpeechData, VoiceRecording, read, read_samples, reason
 from .speech_signals import (
     REAL,
     SPOOF,
@@ -211,7 +211,7 @@ def make_clips(data: SpeechData, settings: Settings) -> tuple[list[Clip], list[C
     return parts
 
 
-def _wave(recording: Recording, seed: int, seconds: float) -> Tensor:
+def _wave(recording: VoiceRecording, seed: int, seconds: float) -> Tensor:
     """Up to `seconds` of a recording at its own rate: (samples,) float32. Raises UNREADABLE for a file."""
     if recording.path is None:
         voice = Voice.draw(seeded("voice", seed, recording.speaker))

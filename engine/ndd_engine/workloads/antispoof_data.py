@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ndd_engine.workloads import ErrorList, Facts, Problems, Settings, files_below
+from ndd_engine.workloads import DataFacts, ErrorList, Problems, Settings, files_below
 
 SAMPLE_RATE = 16_000  # Hz, of all clips
 HOP = 160  # samples between the frames of a spectrogram
@@ -45,7 +45,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class Recording:
+class VoiceRecording:
     """One real or spoofed recording.
 
     path: a WAV file, or None if it is synthetic. number: its index. speaker: the speaker, or the file's name if the
@@ -68,7 +68,7 @@ class SpeechData:
     samples: length of a clip. speakers: their number, or None if the file names do not contain them.
     """
 
-    recordings: Sequence[Recording]
+    recordings: Sequence[VoiceRecording]
     copied: bool
     samples: int
     speakers: int | None
@@ -80,14 +80,14 @@ class SpeechData:
         return 2 * found if self.copied else found
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> DataFacts:
         train, evaluation, frames = self.clips(False), self.clips(True), self.samples // HOP + 1
         voices = "" if self.speakers is None else f" of {self.speakers} speaker{'s' * (self.speakers != 1)}"
         spoofed = sum(not recording.real for recording in self.recordings)
         kinds = "half of them Griffin-Lim copies" if self.copied else f"{spoofed:,} of them spoofed"
         parts = f"{train:,} of {frames:,} frames per epoch, {evaluation:,} for evaluation"
         text = f"{train + evaluation:,} clips{voices}, {kinds}: {parts}"
-        return Facts(train, evaluation, frames, "clip", "frame", text)
+        return DataFacts(train, evaluation, frames, "clip", "frame", text)
 
 
 def read(settings: Settings) -> SpeechData:
@@ -124,7 +124,7 @@ def synthetic_recordings(clips: int, eval_fraction: float, samples: int) -> Spee
     voices = min(max(pairs // PAIRS_PER_VOICE, VOICES[0]), VOICES[1])
     training = voices - max(round(eval_fraction * voices), 1)
     recordings = [
-        Recording(None, number, f"voice {number % voices}", True, number % voices >= training)
+        VoiceRecording(None, number, f"voice {number % voices}", True, number % voices >= training)
         for number in range(pairs)
     ]
     return SpeechData(recordings, True, samples, voices)
@@ -151,7 +151,7 @@ def read_folder(eval_fraction: float, samples: int, problems: Problems) -> Speec
             if real not in kinds.values():
                 message = f"there is no {wanted} speech: no WAV file in a folder with such a name"
                 problems.stop(message, " or ".join(names), more)
-    recordings: list[Recording] = []
+    recordings: list[VoiceRecording] = []
     bad = ErrorList(problems, "PCM of 8, 16, 24 or 32 bits", "files")
     # Not sorted by kind or speaker, so that an evaluation of a few batches has both.
     for path in sorted(chosen or files, key=lambda file: (_hash(file.relative_to(folder)), file)):
@@ -163,7 +163,7 @@ def read_folder(eval_fraction: float, samples: int, problems: Problems) -> Speec
             continue
         # Without folders of both kinds, every recording is real.
         real = kinds[path] is not False
-        recordings.append(Recording(path, len(recordings), path.stem, real, False, rate, seconds))
+        recordings.append(VoiceRecording(path, len(recordings), path.stem, real, False, rate, seconds))
     bad.finish()
     divided, speakers = _divide(recordings, eval_fraction, notes)
     if divided is None:
@@ -218,8 +218,8 @@ def _hash(name: str | Path) -> int:
 
 
 def _divide(
-    recordings: Sequence[Recording], share: float, notes: list[str]
-) -> tuple[list[Recording] | None, int | None]:
+    recordings: Sequence[VoiceRecording], share: float, notes: list[str]
+) -> tuple[list[VoiceRecording] | None, int | None]:
     """(the recordings, of which a share is held out, number of speakers); None for each that cannot be.
 
     Splits by speaker if every file name contains one, else by file; the same name in both folders is one group.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sysconfig
 from dataclasses import dataclass
 
-from ndd_engine.workloads import Facts, SeriesLayout, Settings, read_text, split
+from ndd_engine.workloads import DataFacts, SeriesLayout, Settings, read_text, split
 
 from .builtin_texts import library_texts, manual_topics, source_name
 
@@ -18,7 +18,7 @@ class TextData:
     vocabulary: str
     layout: SeriesLayout
     notes: list[str]
-    facts: Facts
+    facts: DataFacts
 
 
 def read(settings: Settings) -> TextData:

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from ndd_engine.workloads import ErrorList, Facts, Problems, SeriesLayout, Settings, read_text, split
+from ndd_engine.workloads import DataFacts, ErrorList, Problems, SeriesLayout, Settings, read_text, split
 
 SUFFIXES = (".arff", ".csv", ".tsv")
 LABEL_NAMES = frozenset({"label", "class", "y", "eyedetection"})
@@ -28,7 +28,7 @@ class EegData:
     recording: Recording | None
     channels: int
     layout: SeriesLayout
-    facts: Facts
+    facts: DataFacts
 
 
 def read(settings: Settings) -> EegData:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ndd_engine.workloads import (
+    DataFacts,
     ErrorList,
-    Facts,
     Settings,
     is_folder,
     json_strings,
@@ -43,7 +43,7 @@ class DocumentData:
     evaluation: list[str]
     notes: list[str]
     text: str
-    facts: Facts
+    facts: DataFacts
 
 
 def read(settings: Settings) -> DocumentData:
@@ -75,7 +75,7 @@ def read(settings: Settings) -> DocumentData:
     # No token is shorter than a byte, and the first one is not predicted.
     most = sum(min(settings.sequence, len(utf8(text)) - 1) for text in train) / count
     bound = f"{text}; at most {most:,.0f} tokens per example on average (not encoded yet)"
-    facts = Facts(count, wanted - count, most, "example", "token", bound)
+    facts = DataFacts(count, wanted - count, most, "example", "token", bound)
     return DocumentData(documents, train, chosen[count:], notes, text, facts)
 
 

@@ -425,7 +425,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataFacts:
     """What is known of data before torch is imported. tokens_per_item: the mean if lengths vary. text: one line."""
 
     train_items: int
@@ -436,13 +436,13 @@ class Facts:
     text: str
 
 
-def facts(config: Config, where: str = "workload") -> Facts | None:
+def facts(config: Config, where: str = "workload") -> DataFacts | None:
     """The facts of the configured data; None if only the factory knows them. Raises ConfigError with every error."""
     section = config.workload
     if ":" in section.name:
         check(section, where)
         return None
-    found: Facts = (
+    found: DataFacts = (
         importlib.import_module(f"{__package__}.{section.name}_data")
         .read(Settings.of(config, where=where))
         .facts

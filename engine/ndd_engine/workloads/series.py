@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .interface import Facts, Settings
+from .interface import DataFacts, Settings
 
 
 def split(total: int, eval_fraction: float) -> tuple[int, int]:
@@ -43,11 +43,11 @@ class SeriesLayout:
     def eval_items(self) -> int:
         return window_count(self.evaluation, self.sequence + 1, self.eval_stride)
 
-    def facts(self, what: str) -> Facts:
+    def facts(self, what: str) -> DataFacts:
         """what: the size of the whole series, as text."""
         windows = f"{self.train_items:,} windows of {self.sequence:,} per epoch"
         text = f"{what}, {windows}, {self.eval_items:,} for evaluation"
-        return Facts(self.train_items, self.eval_items, self.sequence, "window", self.unit, text)
+        return DataFacts(self.train_items, self.eval_items, self.sequence, "window", self.unit, text)
 
     def check(self, settings: Settings) -> None:
         """Adds a problem unless there is a window for evaluation and one optimizer step for training."""

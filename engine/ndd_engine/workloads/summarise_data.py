@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ndd_engine.workloads import (
+    DataFacts,
     ErrorList,
-    Facts,
     Settings,
     json_strings,
     numbered_lines,
@@ -104,7 +104,7 @@ class PairData:
     evaluation: list[Pair]
     vocabulary: Vocabulary
     notes: list[str]
-    facts: Facts
+    facts: DataFacts
 
 
 def read(settings: Settings) -> PairData:
@@ -156,7 +156,7 @@ def read(settings: Settings) -> PairData:
         f"{origin}: {len(train):,} pairs per epoch, {len(evaluation):,} for evaluation, {each:,.0f} tokens each, "
         f"vocabulary {size:,}"
     )
-    facts = Facts(len(train), len(evaluation), each, "pair", "token", text)
+    facts = DataFacts(len(train), len(evaluation), each, "pair", "token", text)
     return PairData(train, evaluation, Vocabulary(kept, size), notes, facts)
 
 

@@ -16,7 +16,7 @@ from .options import command, json_option, workload_option
 from .printing import show
 
 if TYPE_CHECKING:
-    from ndd_engine.config.schema import Key
+    from ndd_engine.config.schema import ConfigKey
 
 
 def _key_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -54,7 +54,7 @@ def config(name: str | None, workload: str | None, as_json: bool) -> None:
         show(keys_listed(listed))
 
 
-def _matching(every: list[Key], wanted: str) -> list[Key]:
+def _matching(every: list[ConfigKey], wanted: str) -> list[ConfigKey]:
     """The keys with this name, of this section or with this last part. Raises UsageError."""
     wanted = wanted.strip(".[]")
     for matching in (

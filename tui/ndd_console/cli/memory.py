@@ -10,7 +10,7 @@ from ndd_console.words.trace import memory_blocks
 from ndd_engine.errors import EXIT_DONE, EXIT_USAGE
 from ndd_engine.recordings import snapshots
 
-from .options import Finite, command, json_option
+from .options import FiniteNumber, command, json_option
 from .printing import show, tell_reading
 
 
@@ -26,7 +26,7 @@ from .printing import show, tell_reading
     help="Allocator setting to try, as in PYTORCH_ALLOC_CONF; repeatable (default: a few common ones).",
 )  # fmt: skip
 @click.option(
-    "--limit", type=Finite(min=1), metavar="MiB",
+    "--limit", type=FiniteNumber(min=1), metavar="MiB",
     help="Memory limit of the process (default: what the recording proves).",
 )  # fmt: skip
 @json_option

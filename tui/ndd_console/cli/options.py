@@ -38,7 +38,7 @@ def gathered(function: Callable[[Asked], Any]) -> Callable[..., Any]:
     return update_wrapper(call, function)
 
 
-class Finite(click.FloatRange):
+class FiniteNumber(click.FloatRange):
     """A number in a range; "nan" and "inf" are rejected."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -73,7 +73,7 @@ pause_option = flag("--pause", help="Pause other runs on the same device during 
 
 def budget_option(text: str, default: float = 60.0) -> Callable[[Command], Command]:
     return click.option(
-        "--budget", type=Finite(min=1), default=default, show_default=True, metavar="SECONDS", help=text
+        "--budget", type=FiniteNumber(min=1), default=default, show_default=True, metavar="SECONDS", help=text
     )
 
 

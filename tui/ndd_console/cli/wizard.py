@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 @click.option("--size", "sizes", multiple=True, metavar="NAME", help="Propose this model size; repeatable.")
 @click.option(
     "--reserve-memory",
-    type=options.Finite(min=0),
+    type=options.FiniteNumber(min=0),
     metavar="MiB",
     help="Memory to keep free (default: 8 % of the free memory).",
 )

@@ -19,7 +19,7 @@ from ndd_console.view.rows import (
     wrap,
 )
 from ndd_console.view.style import Row
-from ndd_console.words.blocks import COMMAND, PLACE, Bars, Block, Diff, Facts, Table, Text, Verdict
+from ndd_console.words.blocks import COMMAND, PLACE, Bars, Block, Diff, NamedValues, Table, Text, Verdict
 from ndd_engine.text import foreign
 
 _LABEL = 14
@@ -50,7 +50,7 @@ def _block(block: Block, width: int) -> list[Row]:
             style = _STYLES[block.tone] if block.tone else "dim"
             facts = _facts([("cause", ", ".join(block.badges)), *block.rows], width)
             return [*titled(block.title, width, style, block.ceiling), *facts]
-        case Facts():
+        case NamedValues():
             return [*_title(block.title, width), *_facts(block.rows, width, block.warn)]
         case Table():
             return [*_title(block.title, width), *_table(block, width), *paragraph(block.note, width, "dim")]

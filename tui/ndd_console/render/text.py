@@ -21,8 +21,8 @@ from ndd_console.words.blocks import (
     Block,
     Curves,
     Diff,
-    Facts,
     Intervals,
+    NamedValues,
     Page,
     Point,
     Spans,
@@ -97,7 +97,7 @@ def _block(block: Block) -> Iterator[RenderableType]:
             badges = [f"potential gain: {block.ceiling}"] if block.ceiling else []
             yield Padding(_words(" | ".join([*badges, *block.badges])), (0, 0, 0, 3))
             yield Padding(_pairs(block.rows), (0, 0, 0, 3))
-        case Facts():
+        case NamedValues():
             if block.title:
                 yield _words(f"-- {block.title}", "bold")
             yield _pairs(block.rows)

@@ -233,7 +233,7 @@ class LateSpan(NamedTuple):
     ceiling: float
 
 
-class Moment(NamedTuple):
+class RunMoment(NamedTuple):
     """When something happened: seconds of the run, unix seconds and the optimizer step."""
 
     x: float
@@ -251,13 +251,13 @@ class History:
 
     timeline: RunTimeline = field(default_factory=RunTimeline)
     curves: defaultdict[str, Curve] = field(default_factory=lambda: defaultdict(Curve))
-    marks: defaultdict[str, deque[tuple[Moment, events.MarkEvent]]] = field(
+    marks: defaultdict[str, deque[tuple[RunMoment, events.MarkEvent]]] = field(
         default_factory=lambda: defaultdict(_newest)
     )
-    findings: deque[tuple[Moment, events.FindingEvent]] = field(default_factory=_newest)
-    trials: deque[tuple[Moment, events.TrialEvent]] = field(default_factory=_newest)
-    captures: deque[tuple[Moment, events.KernelsEvent]] = field(default_factory=_newest)
-    resumed: deque[Moment] = field(default_factory=_newest)
+    findings: deque[tuple[RunMoment, events.FindingEvent]] = field(default_factory=_newest)
+    trials: deque[tuple[RunMoment, events.TrialEvent]] = field(default_factory=_newest)
+    captures: deque[tuple[RunMoment, events.KernelsEvent]] = field(default_factory=_newest)
+    resumed: deque[RunMoment] = field(default_factory=_newest)
     late: deque[LateSpan] = field(default_factory=_newest)
     still_late: bool = False  # whether the newest window belongs to the newest of `late`
     run: events.RunEvent | None = None
@@ -271,7 +271,7 @@ class History:
     x: float = 0.0
     preparation_s: float = 0.0
 
-    def marked(self, *kinds: str) -> list[tuple[Moment, events.MarkEvent]]:
+    def marked(self, *kinds: str) -> list[tuple[RunMoment, events.MarkEvent]]:
         marks = [item for kind in kinds for item in self.marks[kind]]
         return sorted(marks, key=lambda item: item[0].x)
 
@@ -298,7 +298,7 @@ def collect(run: RunDir) -> History:
             history.preparation_s += history.x - began if fresh else 0.0
             clock.resume(t)
             fresh, announced, began = True, stage, clock.now
-            history.resumed.append(Moment(clock.now, t, history.step))
+            history.resumed.append(RunMoment(clock.now, t, history.step))
         ended = isinstance(event, events.EndEvent) or (ended and not resumes)
         # Trials after the end of a run are not part of its time.
         if not isinstance(event, events.TrialEvent) and (not ended or isinstance(event, events.EndEvent)):
@@ -307,7 +307,7 @@ def collect(run: RunDir) -> History:
             fresh = announced = False
             history.preparation_s += max(history.x - began - event.wall_ns * 1e-9, 0.0)
         try:
-            _take(history, Moment(history.x, t, history.step), event)
+            _take(history, RunMoment(history.x, t, history.step), event)
         except _BROKEN:
             history.skipped += 1
     history.preparation_s += history.x - began if fresh else 0.0
@@ -321,7 +321,7 @@ def _events(log: EventLog) -> Iterator[tuple[float, events.Event]]:
         yield from log.new()
 
 
-def _take(history: History, at: Moment, event: events.Event) -> None:
+def _take(history: History, at: RunMoment, event: events.Event) -> None:
     match event:
         case events.WindowEvent():
             history.step = int(event.step)
@@ -342,13 +342,13 @@ def _take(history: History, at: Moment, event: events.Event) -> None:
         case events.TextsEvent():
             history.texts = event
         case events.MarkEvent():
-            at = Moment(at.x, at.t, int(event.step))
+            at = RunMoment(at.x, at.t, int(event.step))
             if event.kind == "evaluation":
                 history.put(at.x, event.data.get("metrics") or {}, "metric ")
             if event.kind != "status":
                 history.marks[event.kind].append((at, event))
         case events.FindingEvent():
-            history.findings.append((Moment(at.x, at.t, int(event.step)), event))
+            history.findings.append((RunMoment(at.x, at.t, int(event.step)), event))
         case events.TrialEvent():
             history.trials.append((at, event))
         case events.StacksEvent():
@@ -364,7 +364,7 @@ def _take(history: History, at: Moment, event: events.Event) -> None:
                 history.step = int(event.resumed_step)
 
 
-def _ranks(history: History, at: Moment, event: events.RanksEvent) -> None:
+def _ranks(history: History, at: RunMoment, event: events.RanksEvent) -> None:
     """Exchange and skew as shares of the wall time of a window, and when which rank was late."""
     late = event.late
     if event.steps and event.wall_ns:

@@ -10,9 +10,9 @@ from ndd_console.view.style import STATUS
 from ndd_console.words.blocks import (
     TONES,
     Block,
-    Facts,
+    NamedValues,
     Page,
-    Section,
+    ReportSection,
     SpanRow,
     Spans,
     Table,
@@ -47,7 +47,7 @@ from ndd_engine.text import MISSING, counted, duration, number, percent, printab
 from ndd_engine.trial.outcome import flatten
 
 from . import timings
-from .model import Moment, Report, pauses
+from .model import Report, RunMoment, pauses
 
 # The name of a run is not a setting; `path` is where your own workload was found.
 _LEFT_OUT = frozenset({"run.name", "workload.path"})
@@ -120,7 +120,7 @@ def page(report: Report) -> Page:
         status=(snapshot.status, TONES.get(STATUS.get(snapshot.status, ("", ""))[1], "")),
         summary=_summary(report),
         made=f"written {moment(report.made_t)} from {number(report.data.bytes_read)} bytes of record",
-        sections=tuple(Section(key, title, _guarded(build, report)) for key, title, build in parts),
+        sections=tuple(ReportSection(key, title, _guarded(build, report)) for key, title, build in parts),
     )
 
 
@@ -176,7 +176,7 @@ def identity(report: Report) -> list[Block]:
         (snapshot.elapsed_s, "of training with evaluations and checkpoints"),
         (report.paused_s, "paused"),
     )
-    facts = Facts.of(
+    facts = NamedValues.of(
         ("workload", run.workload),
         ("model", model_text(run)),
         ("data", run.data),
@@ -276,7 +276,7 @@ def _own(report: Report) -> list[Block]:
     return out
 
 
-def _evaluations(report: Report, evaluations: list[tuple[Moment, MarkEvent]], names: list[str]) -> Table:
+def _evaluations(report: Report, evaluations: list[tuple[RunMoment, MarkEvent]], names: list[str]) -> Table:
     best = report.snapshot.best
     # Evenly spaced over the run, with the last and the best one.
     kept = {round(index * (len(evaluations) - 1) / (_EVALUATIONS - 1)) for index in range(_EVALUATIONS)}
@@ -305,7 +305,7 @@ def memory(report: Report) -> list[Block]:
         out += report.plot(title, "bytes", *lines, zero=True)
     room, counts = snapshot.headroom, snapshot.memory
     lowest = [point.low for point in report.data.curves["host memory_available_bytes"].points]
-    facts = Facts.of(
+    facts = NamedValues.of(
         ("total", size(room.total_bytes)),
         ("free now" if room.kind == "gpu" else "available now", size(room.free_bytes)),
         ("used by this run", size(room.used_bytes)),
@@ -334,7 +334,7 @@ def machine(report: Report) -> list[Block]:
         busy_ones = ", ".join(f"{name} (pid {pid}, {number(count)})" for pid, name, count in cores.neighbours)
         throttled = percent(cores.throttled) if cores.throttled is not None else ""
         rest = (("busy processes", busy_ones), ("throttled by quota", throttled))
-        out.append(Facts.of(("recent cores", f"{used}, {number(cores.others)} by others"), *rest))
+        out.append(NamedValues.of(("recent cores", f"{used}, {number(cores.others)} by others"), *rest))
     out += _collections(report)
     if snapshot.loader is not None:
         out.append(loader_facts(snapshot.loader))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ndd_console.words.blocks import Block, Facts, Layer, Stack, Table, Text, at_most, ns
+from ndd_console.words.blocks import Block, Layer, NamedValues, Stack, Table, Text, at_most, ns
 from ndd_console.words.diagnosis import METHODS, capture, colour, functions, idle_bars, stacks
 from ndd_console.words.finding import POTENTIAL_GAIN
 from ndd_console.words.run import on_gpu, phases_table, ranks_facts, rates, slowest, step_time, work_facts
@@ -176,7 +176,7 @@ def speed(report: Report) -> list[Block]:
     out = report.plot("Throughput", "plain", line, unit=unit, zero=True, note=note)
     if snapshot.step_ns is None:
         return out or [Text(NO_STEPS, "note")]
-    out.append(Facts.of(("recent", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")))
+    out.append(NamedValues.of(("recent", f"{step_time(snapshot)}: {', '.join(rates(snapshot))}")))
     return [*out, work_facts(snapshot, snapshot.work)] if snapshot.work is not None else out
 
 
@@ -213,4 +213,4 @@ def methods(report: Report) -> list[Block]:
         (snapshot.workers, "predicted", "of workers: the loader played with the measured times of batches"),
     ]  # fmt: skip
     text = "All figures were measured in this run unless marked as predicted. n/a means not measured."
-    return [Text(text), Facts.of(*((label, text) for present, label, text in rows if present))]
+    return [Text(text), NamedValues.of(*((label, text) for present, label, text in rows if present))]

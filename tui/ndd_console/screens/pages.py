@@ -280,7 +280,7 @@ class DiagnosisScreen(RunPage):
         self.copy(self._command, f"copied: {self._command}")
 
 
-class OutputLog(RichLog):
+class OutputView(RichLog):
     """The last lines of output. It follows the end until the user scrolls up."""
 
     BINDINGS = bindings(SCROLL_KEYS)
@@ -376,10 +376,10 @@ class LogScreen(WidgetScreen):
 
     keys = LOG_KEYS
     every_s = REFRESH_S
-    body: OutputLog
+    body: OutputView
 
     def __init__(self, look: Look, source: RunSource) -> None:
-        super().__init__(look, OutputLog())
+        super().__init__(look, OutputView())
         self._log = source.log()
 
     def has(self, need: str) -> bool:

@@ -106,7 +106,7 @@ class Diff(NamedTuple):
         return [*shown, (f"… {counted(self.more, 'more line')}", "note")] if self.more else shown
 
 
-class Facts(NamedTuple):
+class NamedValues(NamedTuple):
     """Names and values; a row without a name continues the one above. warn: names that need attention."""
 
     rows: tuple[tuple[str, str], ...]
@@ -114,7 +114,9 @@ class Facts(NamedTuple):
     warn: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, *rows: tuple[str, str | None], title: str = "", warn: frozenset[str] = frozenset()) -> Facts:
+    def of(
+        cls, *rows: tuple[str, str | None], title: str = "", warn: frozenset[str] = frozenset()
+    ) -> NamedValues:
         """Without the rows that have no text."""
         return cls(tuple((name, text) for name, text in rows if text), title, warn)
 
@@ -287,7 +289,7 @@ class Spans(NamedTuple):
     note: str = ""
 
 
-class Interval(NamedTuple):
+class NamedInterval(NamedTuple):
     """A ratio with its confidence interval."""
 
     name: str
@@ -302,14 +304,14 @@ class Intervals(NamedTuple):
     """Ratios with their confidence intervals around 1."""
 
     title: str
-    rows: tuple[Interval, ...]
+    rows: tuple[NamedInterval, ...]
     note: str = ""
 
 
-Block = Text | Diff | Facts | Table | Verdict | Bars | Curves | Stack | Spans | Intervals
+Block = Text | Diff | NamedValues | Table | Verdict | Bars | Curves | Stack | Spans | Intervals
 
 
-class Section(NamedTuple):
+class ReportSection(NamedTuple):
     """A section of the report. key: its anchor."""
 
     key: str
@@ -325,4 +327,4 @@ class Page(NamedTuple):
     status: tuple[str, Tone]
     summary: Text
     made: str
-    sections: tuple[Section, ...]
+    sections: tuple[ReportSection, ...]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ndd_engine.text import MISSING, number, plural, rate, size
 from ndd_engine.trial.compare import NOT_SET, Comparison, Difference, Recorded, SeveralCompared, phase_names
 
-from .blocks import Block, Diff, Facts, Table, clip, ns
+from .blocks import Block, Diff, NamedValues, Table, clip, ns
 from .model_work import changed_modules
 
 # The runs, in their order.
@@ -48,7 +48,7 @@ def checked_texts(outcomes: Sequence[str | None], share: float) -> Iterator[str]
 
 def two_compared(comparison: Comparison) -> Iterator[Block]:
     sides = ("A", _identity(comparison.a)), ("B", _identity(comparison.b))
-    yield Facts((*sides, *_differences(comparison), *_speed(comparison)))
+    yield NamedValues((*sides, *_differences(comparison), *_speed(comparison)))
     if comparison.diff:
         yield Diff(comparison.diff[:_DIFF], len(comparison.diff[_DIFF:]))
     yield Table("", ("", "A", "B", "B / A"), tuple(_figures(comparison)), frozenset({1, 2, 3}), _TIMES)
@@ -153,10 +153,10 @@ def _value(value: float | None) -> str:
 
 def several_compared(comparison: SeveralCompared) -> Iterator[Block]:
     sides = list(zip(LETTERS, comparison.sides, strict=False))
-    yield Facts(tuple((letter, _identity(side)) for letter, side in sides))
+    yield NamedValues(tuple((letter, _identity(side)) for letter, side in sides))
     candidates = zip(LETTERS[1:], comparison.candidates, strict=False)
     changed = [row for letter, candidate in candidates for row in _differences(candidate, letter)]
-    yield Facts(tuple(changed), "Changed, compared with A")
+    yield NamedValues(tuple(changed), "Changed, compared with A")
     columns = ("", "speed / A", "95 % CI", "", "median step", "peak memory")
     yield Table("", columns, tuple(_speeds(comparison)), frozenset({1, 2, 4, 5}))
     yield from _scores(comparison)

@@ -6,24 +6,24 @@ from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
-from .blocks import Block, Facts
+from .blocks import Block, NamedValues
 
 if TYPE_CHECKING:
-    from ndd_engine.config.schema import Key
+    from ndd_engine.config.schema import ConfigKey
 
 
-def keys_listed(keys: Iterable[Key]) -> Iterator[Block]:
+def keys_listed(keys: Iterable[ConfigKey]) -> Iterator[Block]:
     """Each key with its default and its allowed values, and its effect below."""
     for section, group in groupby(keys, lambda key: key.name.partition(".")[0]):
         rows = [((key.name, f"{key.default_text} ({key.allowed})"), ("", key.effect)) for key in group]
-        yield Facts(tuple(chain(*rows)), f"[{section}]")
+        yield NamedValues(tuple(chain(*rows)), f"[{section}]")
 
 
-def key_in_full(key: Key, workload: str) -> Facts:
+def key_in_full(key: ConfigKey, workload: str) -> NamedValues:
     """One key, and how it is set in a file and in a shell."""
     section, _, name = key.name.partition(".")
     value = key.choices[-1] if key.choices else "VALUE"
-    return Facts.of(
+    return NamedValues.of(
         ("key", key.name),
         ("effect", key.effect),
         ("type", key.type),

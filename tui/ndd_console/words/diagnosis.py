@@ -20,7 +20,7 @@ from ndd_engine.text import MISSING, counted, finite, number, percent, printable
 from .blocks import (
     Bars,
     Block,
-    Facts,
+    NamedValues,
     Table,
     Text,
     ns,
@@ -149,7 +149,7 @@ def idle_bars(title: str, causes: dict[str, float], note: str) -> Bars:
     return Bars(title, rows, note)
 
 
-def isolated(baseline: BaselineEvent) -> Facts:
+def isolated(baseline: BaselineEvent) -> NamedValues:
     """One micro-batch alone, as measured before training."""
     other = None
     if baseline.other_micro is not None:
@@ -157,7 +157,7 @@ def isolated(baseline: BaselineEvent) -> Facts:
     pairs = [pair for pair in baseline.by_threads if len(pair) >= 2]
     threads = ", ".join(f"{number(count)}: {ns(value)}" for count, value, *_ in pairs)
     time = f"{ns(baseline.micro_ns)} for {counted(baseline.micro, 'item')}, fastest of {baseline.runs}"
-    return Facts.of(
+    return NamedValues.of(
         ("time", time),
         ("another size", other),
         ("operators", number(baseline.operations) if baseline.operations is not None else ""),
@@ -166,7 +166,7 @@ def isolated(baseline: BaselineEvent) -> Facts:
     )
 
 
-def loader_facts(loader: LoaderEvent) -> Facts:
+def loader_facts(loader: LoaderEvent) -> NamedValues:
     """The data loader: what an item costs, and whether items can be cached or gathered."""
     cached = "none" if loader.encoded is None else number(loader.encoded)
     gather = ns(loader.gather_ns) + (" per micro-batch" if loader.gather_ns is not None else "")
@@ -174,7 +174,7 @@ def loader_facts(loader: LoaderEvent) -> Facts:
         gather += ": the dataset cannot gather a whole batch at once"
     differ = "items come from a stream" if loader.stream else "items differ between epochs"
     each = f"{ns(loader.item_ns)}, of which {ns(loader.item_cpu_ns)} CPU time (mean of {loader.probed})"
-    return Facts.of(
+    return NamedValues.of(
         ("items", f"{number(loader.items or None)}, {cached} cached"),
         ("", f"{differ} and cannot be cached" if loader.epochs_differ else ""),
         ("micro-batch", f"{counted(loader.micro, 'item')}, {size(loader.batch_bytes)}"),
@@ -231,7 +231,7 @@ def diagnosis_blocks(snapshot: Snapshot, result: DiagnosisResult, name: str, can
     told = (each.mark for each in snapshot.marks if each.mark.text)
     newest = [(f"step {number(mark.step)}", printable(mark.text)) for mark in told]
     if newest:
-        blocks.append(Facts(tuple(reversed(newest[-MOST_EVENTS:])), "Newest events"))
+        blocks.append(NamedValues(tuple(reversed(newest[-MOST_EVENTS:])), "Newest events"))
     if len(newest) > MOST_EVENTS:
         blocks.append(Text("Earlier events are in the log (l on the live screen) and in the report.", "note"))
     return blocks

@@ -12,7 +12,7 @@ from ndd_engine.record.figures import others_text
 from ndd_engine.record.snapshot import CoreUse
 from ndd_engine.text import MISSING, counted, duration, factor, number, printable, size
 
-from .blocks import Block, Facts, Text
+from .blocks import Block, NamedValues, Text
 
 DETECTING = "detecting the hardware…"
 # Levels of `memory.recompute` in words.
@@ -27,12 +27,12 @@ _FEW_STEPS = 10
 
 def machine_blocks(machine: Machine) -> Iterator[Block]:
     for gpu in machine.gpus:
-        yield Facts(tuple(_gpu(gpu)))
+        yield NamedValues(tuple(_gpu(gpu)))
     why = machine.reasons["device"]
     if not machine.gpus:
         yield Text(f"no CUDA GPU: {machine.reasons['nvml']}")
         why = "" if why == machine.reasons["nvml"] else why
-    yield Facts((_row("device", machine.device, why), *_host(machine.host)))
+    yield NamedValues((_row("device", machine.device, why), *_host(machine.host)))
     yield from (Text(problem, "warn") for problem in machine.problems)
 
 
@@ -121,8 +121,8 @@ def busy_cores(use: CoreUse) -> dict[str, Any]:
     }
 
 
-def check_facts(report: dict[str, Any]) -> Facts:
-    return Facts(tuple(_rows(report)))
+def check_facts(report: dict[str, Any]) -> NamedValues:
+    return NamedValues(tuple(_rows(report)))
 
 
 def _budget(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -27,7 +27,7 @@ from ndd_engine.text import (
     size,
 )
 
-from .blocks import Facts, Table, at_most, ns, small
+from .blocks import NamedValues, Table, at_most, ns, small
 from .finding import finding_line, first_command
 
 # The status in which a run has no speed and no time left.
@@ -182,7 +182,7 @@ def work_short(snapshot: Snapshot) -> str:
     return flops(throughput.flops_per_s) + mfu
 
 
-def work_facts(snapshot: Snapshot, work: WorkEvent) -> Facts:
+def work_facts(snapshot: Snapshot, work: WorkEvent) -> NamedValues:
     """The counts behind FLOP/s and MFU, and how they were made."""
     counted = work.flops_per_step
     forward = ""
@@ -198,7 +198,7 @@ def work_facts(snapshot: Snapshot, work: WorkEvent) -> Facts:
         memory = f", memory {number(work.bandwidth_gb_s)} GB/s" if work.bandwidth_gb_s else ""
         source = f"; {work.peak_source}" if work.peak_source else ""
         peak = f"{number(work.peak_tflops)} TFLOP/s ({work.peak_kind} dense){memory}{source}"
-    return Facts.of(
+    return NamedValues.of(
         ("operations", f"{prefixed(counted)}FLOP{forward}"),
         ("bytes", f"{size(work.bytes_per_step)} read and written without fusion (upper bound)"),
         ("now", ", ".join(work_texts(snapshot)) or MISSING),
@@ -264,7 +264,7 @@ def late_text(ranks: Ranks) -> str:
     return text + (f"; {late['where']}" if late.get("where") else "")
 
 
-def ranks_facts(snapshot: Snapshot, ranks: Ranks) -> Facts:
+def ranks_facts(snapshot: Snapshot, ranks: Ranks) -> NamedValues:
     """The parts of a step, the straggler, and the memory of the ranks."""
     step, hidden = ranks.step_ns or 1.0, f"{ns(ranks.hidden_ns)} of exchange, hidden by work"
     parts = (
@@ -276,7 +276,7 @@ def ranks_facts(snapshot: Snapshot, ranks: Ranks) -> Facts:
         for name, label in (("rss", "RSS"), ("allocated", "GPU memory"))
         if (figures := ranks.newest.memory_bytes.get(name))
     )
-    return Facts.of(
+    return NamedValues.of(
         ("ranks", f"{ranks_words(snapshot)}, at step {number(ranks.newest.step)}"),
         ("step", f"{ns(ranks.step_ns)} on average of the ranks"),
         *parts,

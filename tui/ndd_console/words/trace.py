@@ -11,7 +11,7 @@ from ndd_engine.recordings.snapshots import ERROR, DeviceMemory, Limit, Moment, 
 from ndd_engine.recordings.traces import DeviceUse, TraceUse, findings
 from ndd_engine.text import counted, percent, printable, size
 
-from .blocks import Block, Facts, Page, Section, Table, Text, clip, moment, ns
+from .blocks import Block, NamedValues, Page, ReportSection, Table, Text, clip, moment, ns
 from .finding import POTENTIAL_GAIN, verdict
 
 _NAME = 70  # characters shown of a kernel's name
@@ -58,7 +58,7 @@ def device_blocks(device: DeviceUse) -> Iterator[Block]:
     spent, wall = device.time, device.time.wall_ns
     gpu = device.index is not None
     exposed = f"exposed {percent(spent.exposed_ns / wall)}, hidden {percent(_hidden_ns(device) / wall)}"
-    yield Facts.of(
+    yield NamedValues.of(
         ("busy", percent(1 - device.idle)),
         ("idle", percent(device.idle)),
         ("communication", exposed if spent.collective_ns else ""),
@@ -133,7 +133,7 @@ def _device(device: DeviceMemory) -> Iterator[Block]:
     recorded = device.allocations and not device.broken
     peak, used = device.peak, device.most_in_use
     apart = bool(recorded) and used.requested_bytes > (1 + TRIFLE) * peak.requested_bytes
-    yield Facts.of(
+    yield NamedValues.of(
         ("history", history),
         *(("note", note) for note in device.notes),
         ("private pools", private if device.private_bytes else ""),
@@ -146,7 +146,7 @@ def _device(device: DeviceMemory) -> Iterator[Block]:
     for failure in device.failures:
         asked = f"{size(failure.asked_bytes)} requested, {size(failure.free_bytes)} free on the GPU"
         pieces = "enough reserved memory was unused, but not in one piece (fragmentation)"
-        yield Facts.of(
+        yield NamedValues.of(
             ("request", asked),
             ("", pieces if failure.fragmented else ""),
             *_moment("in use", failure.moment),
@@ -250,7 +250,7 @@ def trace_page(uses: Sequence[TraceUse], made_t: float) -> Page:
     if use.operators:
         shown.append(("phases", "Phases", (phase_table(use),)))
         shown.append(("steps", "Steps", tuple(_steps(use))))
-    shown.append(("methods", "How it was measured", (Facts.of(*TRACE_METHODS),)))
+    shown.append(("methods", "How it was measured", (NamedValues.of(*TRACE_METHODS),)))
     title = name if len(uses) == 1 else counted(len(uses), "trace")
     return Page(
         name=title,
@@ -258,14 +258,14 @@ def trace_page(uses: Sequence[TraceUse], made_t: float) -> Page:
         status=("trace", ""),
         summary=Text(f"{examined(use)[:1].upper()}{examined(use)[1:]}."),
         made=f"written {moment(made_t)}",
-        sections=tuple(Section(key, heading, blocks) for key, heading, blocks in shown if blocks),
+        sections=tuple(ReportSection(key, heading, blocks) for key, heading, blocks in shown if blocks),
     )
 
 
-def _identity(use: TraceUse) -> Facts:
+def _identity(use: TraceUse) -> NamedValues:
     begin = time.gmtime(use.begin_t)
     started = None if use.begin_t is None else f"{time.strftime('%Y-%m-%d %H:%M:%S', begin)} UTC"
-    return Facts.of(
+    return NamedValues.of(
         ("examined", examined(use)),
         ("started", started),
         ("devices", ", ".join(device_text(device) for device in use.devices)),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ndd_engine.record.events import Finding, TrialEvent, checker
 from ndd_engine.text import MISSING, counted, duration, number, percent, plural, rate, size, span
 
-from .blocks import COMMAND, TONES, Block, Facts, Interval, Intervals, Table, Text, interval_text
+from .blocks import COMMAND, TONES, Block, Intervals, NamedInterval, NamedValues, Table, Text, interval_text
 from .finding import command_text, verdict
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ndd_engine.trial.outcome import Progress
     from ndd_engine.trial.scaling import ScalingRow, ScalingState
     from ndd_engine.trial.tuning import TuningRow, TuningState
-    from ndd_watch.changes import Place
+    from ndd_watch.changes import Conditions
 
 # verdict: style of it on a screen.
 VERDICTS = {
@@ -124,14 +124,17 @@ def trials_blocks(trials: Sequence[TrialEvent], name: str) -> list[Block]:
     newest = trials[-_NEWEST:]
     if not newest:
         command = command_text(name, ["KEY=VALUE"])
-        return [Text("Nothing was measured against this run yet.", "note"), Facts.of((COMMAND, command))]
+        return [
+            Text("Nothing was measured against this run yet.", "note"),
+            NamedValues.of((COMMAND, command)),
+        ]
     out: list[Block] = []
     intervals = []
     for trial in newest:
         ratio, low, high = trial.ratio, trial.low, trial.high
         if ratio is not None and low is not None and high is not None and 0 < low <= ratio <= high < math.inf:
             tone = TONES.get(VERDICTS.get(trial.verdict, ""), "")
-            intervals.append(Interval(_change(trial), ratio, low, high, trial.verdict, tone))
+            intervals.append(NamedInterval(_change(trial), ratio, low, high, trial.verdict, tone))
     if intervals:
         note = (
             "Throughput of the candidate relative to the baseline, measured in ABBA blocks. Bars show the "
@@ -223,17 +226,17 @@ def _figures(row: ScalingRow) -> tuple[str, ...]:
     return duration(facts.get("step_s")), number(rate), share, *exchanged, size(facts.get("peak_bytes"))
 
 
-def claims_listed(wanted: Sequence[Claim], place: Place, budget_s: float) -> Iterator[Block]:
+def claims_listed(wanted: Sequence[Claim], place: Conditions, budget_s: float) -> Iterator[Block]:
     """Each claim with the condition under which it is measured, then how long that takes."""
     rows: list[tuple[str, str]] = []
     for claim in wanted:
         rows.append((claim.id, f"{claim.guide}: {claim.text}"))
         rows += (("", text) for text in part_conditions(claim, place))
-    yield Facts(tuple(rows))
+    yield NamedValues(tuple(rows))
     yield Text(duration_text(wanted, place, budget_s))
 
 
-def part_conditions(claim: Claim, place: Place) -> list[str]:
+def part_conditions(claim: Claim, place: Conditions) -> list[str]:
     """The condition under which each part is measured on this machine, without repetitions."""
     texts = []
     for part in claim.parts:
@@ -249,7 +252,7 @@ def part_conditions(claim: Claim, place: Place) -> list[str]:
     return list(dict.fromkeys(texts))
 
 
-def duration_text(wanted: Sequence[Claim], place: Place, budget_s: float) -> str:
+def duration_text(wanted: Sequence[Claim], place: Conditions, budget_s: float) -> str:
     """How many measurements there are, and how long they take at most."""
     from ndd_engine.trial.claims import measurements
 
@@ -270,6 +273,6 @@ def claims_measured(results: Sequence[ClaimResult]) -> Iterator[Block]:
         rows.append((result.claim.id, f"{verdict.upper()}{colon}{rest}"))
         rows.append(("", f"{result.claim.guide}: {result.claim.text}"))
         rows += (("", line) for line in conditions(result))
-    yield Facts(tuple(rows))
+    yield NamedValues(tuple(rows))
     verdicts = [result.verdict for result in results]
     yield Text(", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts)))

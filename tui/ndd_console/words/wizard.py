@@ -11,7 +11,7 @@ from ndd_engine.text import MISSING, counted, duration, foreign, number, plural,
 from ndd_engine.wizard.proposals import Answers, Proposal
 from ndd_engine.wizard.ranking import handful, range_in_words, slowness
 
-from .blocks import Block, Facts, Table, Text
+from .blocks import Block, NamedValues, Table, Text
 from .machine import peak_rows
 
 if TYPE_CHECKING:
@@ -176,7 +176,7 @@ def other_gpu_blocks(gpu: GpuProfile) -> Iterator[Block]:
     """A GPU that is not in this machine."""
     yield Text(f"proposals are for another GPU: {gpu.name} (from its specifications)")
     memory = f"{gpu.memory_gb:g} GB, {size(usable_bytes(gpu))} usable"
-    yield Facts(
+    yield NamedValues(
         (("memory", memory), *peak_rows(gpu), ("", f"nothing is measured on this machine; {_ESTIMATES}"))
     )
 

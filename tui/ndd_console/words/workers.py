@@ -11,7 +11,7 @@ from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.worker_events import WorkerFigures, WorkersEvent
 from ndd_engine.text import MISSING, counted, number, percent, size
 
-from .blocks import Bars, Block, Facts, Table, Text, ns
+from .blocks import Bars, Block, NamedValues, Table, Text, ns
 
 _MOST_ITEMS = 8
 NONE = "This run has no loader workers, or they have not made a few batches yet."
@@ -48,7 +48,7 @@ def busy_bars(workers: Sequence[WorkerFigures]) -> Bars:
     return Bars("Workers", rows)
 
 
-def facts(view: View) -> Facts:
+def facts(view: View) -> NamedValues:
     """What stands out, and how many workers would be enough by the measured times."""
     found, seen = view.snapshot.workers, evidence(view)
     rows = [("seen" if not index else "", one.text) for index, one in enumerate(seen)]
@@ -60,7 +60,7 @@ def facts(view: View) -> Facts:
         if found is not None
         else []
     )
-    return Facts((*rows, *doing), warn=frozenset(name for name, _ in doing))
+    return NamedValues((*rows, *doing), warn=frozenset(name for name, _ in doing))
 
 
 def times_table(workers: Sequence[WorkerFigures]) -> Table:

@@ -31,7 +31,7 @@ from ndd_engine.run.control import ONCE, STOPS
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.checkpoint_state import kept_buffers, kept_random, placed_like
 from ndd_engine.train.data.loader import Batches, EvalBatches
-from ndd_engine.train.evaluate import Result, evaluate
+from ndd_engine.train.evaluate import EvaluationResult, evaluate
 from ndd_engine.train.loop import Loop
 from ndd_engine.train.rehearsal import kept_training
 from ndd_engine.train.request import OpenRun
@@ -297,7 +297,7 @@ class RankLoop(Loop):
         self._agree()
         self._end_if_bad()
 
-    def _evaluated(self) -> Result:
+    def _evaluated(self) -> EvaluationResult:
         if self.stepper.strategy is not None:
             self.stepper.strategy.sync_buffers()
         found = evaluate(self.stepper, self.evaluation, self._between, self._everywhere)

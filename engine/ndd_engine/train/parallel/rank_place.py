@@ -467,7 +467,7 @@ SAME_TERM_S = 1.0
 KILL_S = 3.0
 
 
-class Signals:
+class RankSignals:
     """Passes SIGINT and SIGTERM on to the ranks. first: the first one that arrived, None before."""
 
     def __init__(self) -> None:
@@ -508,7 +508,7 @@ def _send(number: int) -> None:
 
 def launch(ranks: int, restarts: int, folder: Path, command: Sequence[str]) -> int:
     """Run the ranks to their end. Returns 0 if they recorded how the run ended, otherwise 1."""
-    signals, run, begun = Signals(), RunDir(folder), time.time()
+    signals, run, begun = RankSignals(), RunDir(folder), time.time()
     lock = RunLock(run, run.launcher)
     try:
         lock.acquire()
