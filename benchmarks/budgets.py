@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from ndd_engine.config import read
-from ndd_engine.measure.phase_clock import no_phase
 from ndd_engine.predict.allocator import Rules
 from ndd_engine.predict.budget import BudgetPlanner, Plan
 from ndd_engine.predict.estimate import MANY, ONE, Memory
@@ -22,6 +21,7 @@ from ndd_engine.predict.step_probes import Prober, endless
 from ndd_engine.train.checkpoint_state import kept_buffers, kept_random
 from ndd_engine.train.prepare import seed
 from ndd_engine.workloads.factory_data import prepare
+from ndd_watch.clock import no_phase
 
 from .budget_models import MODELS
 from .common import Options, Table, say

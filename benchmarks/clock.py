@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from itertools import pairwise
 
-from ndd_engine.measure.phase_clock import PhaseClock, Window
 from ndd_engine.record.events import WindowEvent
+from ndd_watch.clock import PhaseClock
 
 from .common import Options, Table, Target, as_percent, quantile, say
 from .engine import ONLY_STEPS, TINY, TINY_WORKLOAD, engine
@@ -63,10 +63,10 @@ class WitnessedClock(PhaseClock):
         super().skip()
         self.brackets.append(self._bracket)
 
-    def take(self) -> Window:
-        window = super().take()
+    def take(self) -> tuple[int, list[int]]:
+        taken = super().take()
         self.brackets.append(self._bracket)
-        return window
+        return taken
 
 
 def measure(options: Options) -> Table:

@@ -20,11 +20,12 @@ on the device where it began. A call within a forward pass, a dataset or an opti
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from threading import get_ident
 from typing import Any, Callable
 
@@ -44,6 +45,7 @@ from .mapped import (
     FORWARD,
     LAST,
     LENGTHS_AT,
+    LOG,
     LOSS,
     MOST_LENGTHS,
     MOST_ROWS,
@@ -66,8 +68,8 @@ from .mapped import (
 
 # What the hooks need of all this comes from here.
 __all__ = [
-    "BACKWARD", "BASE", "CHECKPOINT", "CLIP", "CURRENT", "DATA_WAIT", "DONE", "EVALUATE", "FORWARD", "LAST", "LOSS",
-    "NAMES", "OPTIMIZER", "OTHER", "PHASES", "TIMED", "TO_DEVICE", "TRAINER", "WAITING", "ZERO_GRAD",
+    "BACKWARD", "BASE", "CHECKPOINT", "CLIP", "CURRENT", "DATA_WAIT", "DONE", "EVALUATE", "FORWARD", "LAST", "LOG",
+    "LOSS", "NAMES", "OPTIMIZER", "OTHER", "PHASES", "TIMED", "TO_DEVICE", "TRAINER", "WAITING", "ZERO_GRAD",
 ]  # fmt: skip
 
 Then = Callable[[list[float]], None]
@@ -110,6 +112,8 @@ class DeviceClock:
         # What is outside of the steps, since the present one has begun: marks, and the stream of each.
         self._spans: list[tuple[Any, list[tuple[int, Any]]]] = []
         self._outside: dict[int, float] = {}
+        # (key, nanoseconds of each phase) of the steps that `read` has met since they were taken.
+        self._rows: list[tuple[int, dict[int, float]]] = []
 
     def prepare(
         self,
@@ -138,6 +142,12 @@ class DeviceClock:
                 self._record(phase)
         except Exception as error:  # noqa: BLE001
             self._fail(error)
+
+    def sample(self, t: int, phase: int, key: int) -> None:
+        """A step begins at t on the clock of the host, and is to carry events."""
+        self.due = t + SAMPLE_NS
+        self.read()
+        self.begin(phase, key)
 
     def mark(self, phase: int) -> None:
         """A phase begins, in a step with marks."""
@@ -221,14 +231,19 @@ class DeviceClock:
             self._pending.append((self._key, self.marks[:]))
             self.marks.clear()
 
-    def read(self) -> list[tuple[int, dict[int, float]]]:
+    def take(self) -> list[tuple[int, dict[int, float]]]:
         """(key, nanoseconds of each phase) of the steps that the GPU has finished since the last call."""
-        found: list[tuple[int, dict[int, float]]] = []
+        self.read()
+        taken, self._rows = self._rows, []
+        return taken
+
+    def read(self) -> None:
+        """Read the events that the GPU has passed."""
         if not self._pending:
-            return found
+            return
         try:
             if self._capturing():  # a query would make the capture fail
-                return found
+                return
             while self._pending and self._pending[0][1][-1][1].query():
                 key, marks = self._pending.popleft()
                 row: dict[int, float] = {}
@@ -236,13 +251,12 @@ class DeviceClock:
                     row[phase] = row.get(phase, 0.0) + begin.elapsed_time(end) * 1e6  # milliseconds
                 self._pool.extend(event for _, event in marks)
                 if key is not None:
-                    found.append((key, row))
+                    self._rows.append((key, row))
                 else:
                     for phase, spent in row.items():
                         self._outside[phase] = self._outside.get(phase, 0.0) + spent
         except Exception as error:  # noqa: BLE001
             self._fail(error)
-        return found
 
     def forget(self) -> None:
         """Time nothing more, and drop what is not read yet."""
@@ -335,25 +349,165 @@ class DeviceValues:
 
 
 now = time.perf_counter_ns
+ZEROS = memoryview(array("q", [0] * COLUMNS))
+
+
+class PhaseClock:
+    """The clock of the phases of one thread, and of the GPU that it uses.
+
+    A loop of our own calls `enter` where a phase begins and `end_step` where a step ends. Its phases may have parts,
+    as "forward/encoder". The hooks of a script keep its time in a memory, with the phases in NAMES.
+
+    now: returns nanoseconds of a monotonic clock; tests pass their own. memory: the integers of a MappedMemory.
+
+    state: integers, see `mapped` for their indices. names: of phases and parts. row, rest: nanoseconds of each, in the
+    current step, and in the window outside of steps. rows: of a loop's steps that have ended in the window.
+    waited_ns: waiting for data in all steps so far.
+    """
+
+    def __init__(self, now: Callable[[], int] = now, memory: Any = None) -> None:
+        self.now, self.gpu = now, DeviceClock()
+        self.marks = self.gpu.marks
+        self.rows: list[list[int]] = []
+        self.waited_ns = 0
+        # By the phase it was entered from, and its name without that: the index of a part. Phases outside of steps.
+        self._parts: dict[tuple[int, str], int] = {}
+        self._asides = [EVALUATE, CHECKPOINT]
+        self.names: list[str] = list(PHASES if memory is None else NAMES)
+        self._zeros: Any = [0] * len(PHASES) if memory is None else ZEROS
+        self.state: Any = [0] * ROW if memory is None else memory
+        if memory is not None:
+            self.row, self.rest = memory[ROW:REST], memory[REST : REST + COLUMNS]
+            return
+        self.row, self.rest = self._zeros[:], self._zeros[:]
+        self.state[CURRENT] = OTHER
+        self.state[LAST] = self.state[BEGUN] = now()
+
+    def enter(self, phase: int) -> None:
+        """Switch to a phase."""
+        t, state = self.now(), self.state
+        self.row[state[CURRENT]] += t - state[LAST]
+        state[LAST] = t
+        state[CURRENT] = phase
+        if self.marks:
+            self.gpu.mark(phase)
+
+    def enter_part(self, name: str) -> int:
+        """Switch to this part of the current phase; returns the phase to go back to."""
+        outer: int = self.state[CURRENT]
+        index = self._parts.get((outer, name))
+        if index is None:
+            index = self._parts[outer, name] = self._part(outer, name)
+        self.enter(index)
+        return outer
+
+    def _part(self, outer: int, name: str) -> int:
+        phase = self.names[outer].partition("/")[0]
+        key = f"{phase}/{name}"
+        if key not in self.names:
+            if PHASES.index(phase) in self._asides:
+                self._asides.append(len(self.names))
+            self.names.append(key)
+            for places in (self.row, self.rest, self._zeros):
+                places.append(0)
+        return self.names.index(key)
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count the time inside as this part of the current phase."""
+        outer = self.enter_part(name)
+        try:
+            yield
+        finally:
+            self.enter(outer)
+
+    def end_step(self) -> int:
+        """End the step and switch to `other`. Returns the time on the clock."""
+        self.enter(OTHER)
+        row, gpu, t = self.row, self.gpu, self.state[LAST]
+        if row[EVALUATE] or row[CHECKPOINT]:
+            gpu.set_aside()
+            for phase in self._asides:
+                self.set_aside(phase, row[phase])
+        if self.marks:
+            gpu.end()
+        self.rows.append(row)
+        self.row = self._zeros[:]
+        self.waited_ns += row[DATA_WAIT]
+        self.state[DONE] += 1
+        if t > gpu.due:
+            gpu.sample(t, OTHER, self.state[DONE])
+        return int(t)
+
+    def evaluation(self, on: bool) -> None:
+        """An evaluation begins, or ends: on the GPU, all of them are timed."""
+        self.enter(EVALUATE if on else OTHER)
+        if on:
+            self.gpu.leave_steps(EVALUATE)
+        else:
+            self.gpu.back_to_steps()
+
+    def set_aside(self, phase: int, spent: int) -> None:
+        """So much of a phase is no part of the current step."""
+        if spent:
+            self.gpu.drop()
+            self.rest[phase] += spent
+            self.row[phase] -= spent
+
+    @property
+    def current(self) -> str:
+        """Name of the current phase, or part of one."""
+        index: int = self.state[CURRENT]
+        return self.names[index]
+
+    @property
+    def changed_ns(self) -> int:
+        """When the phase changed last; any thread may read it."""
+        return int(self.state[LAST])
+
+    @property
+    def window_ns(self) -> int:
+        """Length of the window up to the last phase change."""
+        return int(self.state[LAST] - self.state[BEGUN])
+
+    def take(self) -> tuple[int, list[int]]:
+        """(wall time, rest) of the window, in nanoseconds; begins the next window.
+
+        Rows, the lengths of steps without one, and rest add up to the wall time. Time of an unfinished step counts as
+        rest.
+        """
+        self.enter(self.state[CURRENT])
+        if self.row[EVALUATE] or self.row[CHECKPOINT]:
+            self.gpu.drop()
+            self.gpu.set_aside()
+        taken = self.window_ns, [a + b for a, b in zip(self.rest, self.row)]
+        self.clear()
+        return taken
+
+    def clear(self) -> None:
+        """Begin a window at the last phase change."""
+        self.row[:] = self.rest[:] = self._zeros
+        self.rows = []
+        self.state[BEGUN] = self.state[LAST]
+
+    def skip(self) -> None:
+        """Begin a window now, after what is no part of the training, as a pause."""
+        self.state[LAST] = self.now()
+        self.clear()
+        self.gpu.drop()
+
+
+def no_phase(_phase: int) -> None:
+    """Stands in for `PhaseClock.enter` where a step runs untimed."""
+
 
 memory = MappedMemory()
-# The integers of the memory; `row` and `rest` are parts of it.
-S = memory.values
-row, rest = S[ROW : ROW + COLUMNS], S[REST : REST + COLUMNS]
-ZEROS = memoryview(array("q", [0] * COLUMNS))
-# The clock of the GPU that the thread trains on. Where a phase changes, `mark` is called if the step has marks.
-gpu = DeviceClock()
-marks, mark = gpu.marks, gpu.mark
-
-
-def enter(phase: int) -> None:
-    """Switch to a phase."""
-    t = now()
-    row[S[CURRENT]] += t - S[LAST]
-    S[LAST] = t
-    S[CURRENT] = phase
-    if marks:
-        mark(phase)
+# The clock of the process: its integers, of which `row` and `rest` are parts, and the clock of the GPU that the thread
+# trains on. Where a phase changes, `mark` is called if the step has marks.
+_clock = PhaseClock(now, memory.values)
+S, row, rest, gpu, marks = memory.values, _clock.row, _clock.rest, _clock.gpu, _clock.marks
+enter, evaluation, set_aside, mark = _clock.enter, _clock.evaluation, _clock.set_aside, gpu.mark
+take, clear, skip = _clock.take, _clock.clear, _clock.skip
 
 
 def begin(thread: int) -> None:
@@ -367,6 +521,7 @@ def begin(thread: int) -> None:
 
 def add_row() -> None:
     """Write the current step as a row."""
+    _clock.waited_ns += row[DATA_WAIT]
     count = S[ROWS]
     at = ROWS_AT + count % MOST_ROWS * ROW_WIDTH
     S[at] = S[DONE]
@@ -374,15 +529,9 @@ def add_row() -> None:
     S[ROWS] = count + 1
 
 
-def take() -> tuple[int, list[int]]:
-    """(wall time, rest) of the window, in nanoseconds; begins the next window.
-
-    Rows, the lengths of steps without one, and rest add up to the wall time. Time of an unfinished step counts as rest.
-    """
-    enter(S[CURRENT])
-    taken = S[LAST] - S[BEGUN], [a + b for a, b in zip(rest, row)]
-    clear()
-    return taken
+def waited_ns() -> int:
+    """Waiting for data in all steps that have a row, so far."""
+    return _clock.waited_ns
 
 
 def leave_out_rest() -> None:
@@ -401,12 +550,6 @@ def leave_out(work: Callable[[], None]) -> None:
     finally:
         S[LAST] = now()
         S[BEGUN] += S[LAST] - begin
-
-
-def clear() -> None:
-    """Begin a window at the last phase change."""
-    row[:] = rest[:] = ZEROS
-    S[BEGUN] = S[LAST]
 
 
 def lengths(begin: int) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Any, Callable
 
 from . import FOLDER, clock
 from .apart import Compilations, Dropped, os, ours, threading, time
-from .clock import CURRENT, DONE, LAST, NAMES, TRAINER, S, gpu, memory, now, rest
+from .clock import CURRENT, DONE, LAST, NAMES, TRAINER, S, memory, now, rest
 from .frameworks import Wishes
 from .looks import Looks, Places, class_name, groups_of
 from .loops import Passes
@@ -88,10 +88,7 @@ class RequestHandler:
             while S[HOLDER] == holder and lives(holder):
                 time.sleep(POLL_S)
         finally:
-            # The pause is in no step and in no window.
-            S[LAST] = now()
-            clock.clear()
-            gpu.drop()
+            clock.skip()  # the pause is in no step and in no window
             S[PAUSED] = 0
 
 
@@ -300,11 +297,9 @@ class Emitter:
         if steps.late and steps.gate is None:
             steps.loss = steps.late[-1]
             steps.late.clear()
-        steps.device_rows += clock.gpu.read()
         newest, shape = steps.loss, steps.shape
         if steps.gate is None:  # a trial reads them itself
             steps.loss = steps.shape = None
-        device, steps.device_rows = steps.device_rows, []
         garbage = self._steps.garbage.take()
         micro = max(S[MICRO] - self._micro, 0)
         self._micro += micro
@@ -322,7 +317,8 @@ class Emitter:
         counted = self._passes.counted(micro, shape[0] if shape else None)
         items = self._items_of(micro) if counted is None else counted * self._readers
         timed = {
-            "end": S[DONE], "shown": step, "rest": rest, "device": [_by_name(found) for _, found in device],
+            "end": S[DONE], "shown": step, "rest": rest,
+            "device": [(key, _by_name(found)) for key, found in clock.gpu.take()],
             "outside": _by_name(clock.gpu.outside()), "first_ns": first,
         }  # fmt: skip
         cpu, before = time.process_time_ns(), self._cpu

@@ -24,7 +24,7 @@ from .clock import (
     WAITING,
     S,
     enter,
-    gpu,
+    evaluation,
     mark,
     marks,
     now,
@@ -278,16 +278,9 @@ class Modules:
         """The script begins or ends an evaluation; all of it belongs to one phase."""
         S[BASE] = EVALUATE if on else OTHER
         self._steps.time(-1 if on else S[TRAINER] * (not self._steps.skip))
-        enter(S[BASE])
-        asides = self._steps.asides
-        if on:
-            gpu.leave_steps(EVALUATE)
-            if asides is not None:
-                asides.begins(EVALUATE)
-        else:
-            gpu.back_to_steps()
-            if asides is not None:
-                asides.ends(EVALUATE)
+        evaluation(on)
+        if (asides := self._steps.asides) is not None:
+            (asides.begins if on else asides.ends)(EVALUATE)
 
     # In a trial.
 

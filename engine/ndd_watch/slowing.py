@@ -35,7 +35,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from .apart import Dropped, gc, time
-from .clock import BASE, EVALUATE, S, now
+from .clock import BASE, EVALUATE, S, no_phase, now
 from .looks import Looks, attribute, attributes, class_name, groups_of, key_of, modules_within
 from .mapped import OTHER, moved
 
@@ -259,7 +259,7 @@ class Garbage:
             gc.enable()
         self.every_steps = every_steps
 
-    def after_step(self, step: int, enter: Callable[[int], None] = lambda phase: None) -> None:
+    def after_step(self, step: int, enter: Callable[[int], None] = no_phase) -> None:
         """Collect if it is due after a step. enter: of the clock, on which the time counts as `other`."""
         if self.every_steps and not step % self.every_steps:
             enter(OTHER)

@@ -36,7 +36,6 @@ from .clock import (
     FORWARD,
     LAST,
     OTHER,
-    SAMPLE_NS,
     TIMED,
     TRAINER,
     ZEROS,
@@ -123,7 +122,6 @@ class Steps:
         self.values: DeviceValues | None = None
         # Losses of a GPU that have arrived.
         self.late: list[tuple[int, float]] = []
-        self.device_rows: list[tuple[int, dict[int, float]]] = []
         self.loss_due = 0
         self.model = ""
         self.shape: tuple[int, ...] | None = None
@@ -384,9 +382,7 @@ class Steps:
         S[MICRO] += self.ends.batches if len(self.ends.counts) > 1 else self.backwards
         self.backwards = S[PASSES] = S[OPEN] = 0
         if t > gpu.due and not self.skip:
-            gpu.due = t + SAMPLE_NS
-            self.device_rows += gpu.read()
-            gpu.begin(S[CURRENT], done + 1)
+            gpu.sample(t, S[CURRENT], done + 1)
         if self.studying or t > self.next_study or t - S[BEGUN] >= WINDOW_NS or self.gate is not None:
             with WithoutCompiler():
                 self._sometimes(t)
@@ -414,10 +410,7 @@ class Steps:
             (CHECKPOINT, row[CHECKPOINT]),
             (DATA_WAIT, min(self.first_ns, row[DATA_WAIT])),
         ):
-            if spent:
-                gpu.drop()
-            rest[phase] += spent
-            row[phase] -= spent
+            clock.set_aside(phase, spent)
             if phase == DATA_WAIT:
                 S[FIRST_NS] += spent
             else:

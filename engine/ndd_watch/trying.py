@@ -35,10 +35,10 @@ from typing import Any, Callable, NoReturn
 
 from . import CAPTURES, FOLDER, LINKED, MEMORY, REFUSED, clock
 from .apart import Dropped, module_of, of_library, os
-from .clock import CURRENT, DATA_WAIT, S
+from .clock import CURRENT, S
 from .holders import OF_GPU, OF_HOST
 from .looks import own
-from .mapped import MICRO, MOST_ROWS, ROW_WIDTH, ROWS, ROWS_AT
+from .mapped import MICRO
 from .waits import place
 
 
@@ -359,7 +359,7 @@ class ScriptTrainer(Trainer):
         self._lengths: deque[int] = deque(maxlen=MOST_LENGTHS)
         self._ended_s = 0.0
         self._items: set[tuple[int, ...]] = set()
-        self._current = self._waited_ns = self._rows = 0
+        self._current = 0
         # Micro-steps of a step.
         self._micro = 1
         self._applied: dict[str, tuple[str, bool | None, str]] = {}
@@ -401,10 +401,7 @@ class ScriptTrainer(Trainer):
         return self._host_s()
 
     def waited(self) -> float:
-        for row in range(max(self._rows, S[ROWS] - MOST_ROWS), S[ROWS]):
-            self._waited_ns += S[ROWS_AT + row % MOST_ROWS * ROW_WIDTH + 1 + DATA_WAIT]
-        self._rows = S[ROWS]
-        return self._waited_ns / 1e9
+        return clock.waited_ns() / 1e9
 
     def stepped(self) -> None:
         """Keep the length of the step, and the losses of the first ones; from a GPU they arrive some steps late."""

@@ -13,7 +13,6 @@ from benchmarks.common import Compared, Options, as_ratio, compared, say, summar
 from benchmarks.engine import ONLY_STEPS, TINY, TINY_WORKLOAD, Engine, engine
 from benchmarks.loop import Beside, keep_memory
 
-from ndd_engine.measure.phase_clock import DevicePhaseClock
 from ndd_watch.clock import NEVER
 
 from .figures import FAIL, INFO, PASS, UNCLEAR, Task, one_line
@@ -69,30 +68,25 @@ def loop(given: Task) -> None:
 def compare_all(given: Task, name: str, subject: Engine) -> None:
     """Three comparisons of one case: both engines with the bare loop, and with each other."""
     clock, both = subject.prepared.clock, Beside(subject, given.of(0.6, 0.25, 0.05))
-    device_clock = clock if isinstance(clock, DevicePhaseClock) else None
+    on_gpu = subject.prepared.device.type == "cuda"
 
     def with_engine(timing: bool) -> float:
-        if device_clock is not None:
-            time_device(device_clock, timing)
+        if on_gpu:  # whether some of the next steps carry events, or none
+            clock.gpu.due = 0 if timing else NEVER
         return both.engine()
 
     on, off = partial(with_engine, True), partial(with_engine, False)
-    first = "engine with device timing / bare loop" if device_clock else "engine / bare loop"
+    first = "engine with device timing / bare loop" if on_gpu else "engine / bare loop"
     found = compare(given, f"{name}: {first}", both.bare, on)
     given.put(f"{name}: step of the bare loop", f"{1e3 / found.baseline:.2f} ms")
     for what, baseline, side in (
         ("engine without device timing / bare loop", both.bare, off),
         ("device timing on / off", off, on),
     ):
-        if device_clock is not None:
+        if on_gpu:
             compare(given, f"{name}: {what}", baseline, side)
         else:
             given.skip(f"{name}: {what}")
-
-
-def time_device(clock: DevicePhaseClock, on: bool) -> None:
-    """Whether some of the next steps carry events, or none."""
-    clock._device.due = 0 if on else NEVER
 
 
 def compare(given: Task, name: str, baseline: Callable[[], float], side: Callable[[], float]) -> Compared:

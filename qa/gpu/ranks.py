@@ -23,11 +23,11 @@ from torch import Tensor, nn
 
 from ndd_engine.config import read
 from ndd_engine.config.schema import ParallelSection
-from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
-from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock, no_phase
 from ndd_engine.predict.estimate import Trace
 from ndd_engine.train.parallel.strategy import PART, Ddp, DdpMarks, Fsdp2, StreamWaits, mark_collectives
+from ndd_watch import clock as phase
+from ndd_watch.clock import NEVER, PhaseClock, no_phase
 from qa.ranks.job import finish, launch
 
 from .figures import FAIL, Task, one_line
@@ -37,7 +37,7 @@ MODULE = "qa.gpu.ranks"
 RANKS = 2
 STRATEGIES = ("ddp", "fsdp2")
 WARM_UP = 5
-MEASURED = 10  # less than what DevicePhaseClock keeps
+MEASURED = 10  # less than what a DeviceClock keeps
 
 
 def measure(given: Task) -> None:
@@ -129,9 +129,10 @@ def _stream_waits(clock: PhaseClock, device: torch.device) -> Iterator[None]:
 
 def clock_on(device: torch.device) -> PhaseClock:
     """The clock that a run would use."""
-    if device.type != "cuda":
-        return PhaseClock()
-    return DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+    clock = PhaseClock()
+    if device.type == "cuda":
+        clock.gpu.prepare(partial(torch.cuda.Event, enable_timing=True), torch.cuda.current_stream)
+    return clock
 
 
 def wait_for(device: torch.device) -> None:
@@ -164,32 +165,33 @@ def cost(device: torch.device, strategy: str, pairs: str) -> dict[str, Any]:
 
 
 def exchange(device: torch.device, strategy: str) -> dict[str, Any]:
-    """Exposed exchange of the same steps, in nanoseconds: by the events of the marks, and by a profiler capture."""
-    rows: list[list[float | None]] = []
+    """Exposed exchange of equal steps, in nanoseconds: by the events of the marks, and by a profiler capture.
+
+    The steps of a capture carry no events.
+    """
     marked = subject(strategy, device, 128, marked=True)
     clock = marked.clock
-    assert isinstance(clock, DevicePhaseClock)
-    clock.choose(lambda _key, row: rows.append(row))
+    assert clock is not None
+    clock.gpu.due = NEVER
     with marked.marking():
-        for _ in range(WARM_UP):
+        for index in range(WARM_UP + MEASURED):
+            if index >= WARM_UP:
+                clock.gpu.begin(phase.OTHER)
             marked.step()
+        wait_for(device)
+        rows = clock.gpu.take()
         capture = ProfilerCapture(device, clock)
         capture.start()
         marked.step()
         wait_for(device)
         capture.begin()
-        for index in range(MEASURED):
-            clock.sample(index)
+        for _ in range(MEASURED):
             marked.step()
             capture.step_ended()
         wait_for(device)
         event = capture.end(MEASURED)
-        marked.step()  # reads the events
     by_events = sum(
-        value
-        for row in rows
-        for name, value in zip(clock.names, row, strict=False)
-        if name.endswith(f"/{PART}") and value is not None
+        spent for _, row in rows for index, spent in row.items() if clock.names[index].endswith(f"/{PART}")
     )
     return {
         "events_ns": by_events,

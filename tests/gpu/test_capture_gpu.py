@@ -13,9 +13,7 @@ import pytest
 import torch
 
 from ndd_engine.config import read
-from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import Event, KernelsEvent, MarkEvent, parse
 from ndd_engine.run.run import Run
 from ndd_engine.script.follower import folded
@@ -23,6 +21,8 @@ from ndd_engine.script.records import Records
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.training_run import TrainingRun
 from ndd_watch import CAPTURES, FOLDER, SITE
+from ndd_watch import clock as phase
+from ndd_watch.clock import PhaseClock
 
 WAITING = "waiting for data"
 

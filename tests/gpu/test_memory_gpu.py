@@ -8,9 +8,9 @@ import pytest
 import torch
 from qa.gpu.memory import probed
 
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.predict.step_probes import endless
 from ndd_engine.recordings.snapshots import examine
+from ndd_watch.clock import PhaseClock
 
 
 def test_a_snapshot_of_training_steps_is_replayed(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from benchmarks.engine import Trained
 from qa.gpu import first
 from qa.gpu.first import EVERY_STEP, difference, losses
 
-from ndd_engine.measure import phase_clock as phase
-from ndd_engine.measure.phase_clock import DevicePhaseClock
 from ndd_engine.recordings.snapshots import examine
+from ndd_watch import clock as phase
+from ndd_watch.clock import PhaseClock
 
 
 def train(folder: Path, *sets: str, steps: int = 60) -> Trained:
@@ -29,10 +29,9 @@ def test_device_clock_agrees_with_a_synchronised_reference() -> None:
 
     work(3)
     torch.cuda.synchronize()
-    rows: list[list[float | None]] = []
-    clock = DevicePhaseClock(lambda: torch.cuda.Event(enable_timing=True))
-    clock.choose(lambda _key, row: rows.append(row))
-    clock.sample(0)
+    clock = PhaseClock()
+    clock.gpu.prepare(lambda: torch.cuda.Event(enable_timing=True), torch.cuda.current_stream)
+    clock.gpu.begin(phase.OTHER)
     begin, middle, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
     clock.enter(phase.FORWARD)
     begin.record()
@@ -44,8 +43,7 @@ def test_device_clock_agrees_with_a_synchronised_reference() -> None:
     clock.enter(phase.OTHER)
     clock.end_step()
     torch.cuda.synchronize()
-    clock.end_step()
-    (row,) = rows
+    ((_, row),) = clock.gpu.take()
     assert row[phase.FORWARD] == pytest.approx(begin.elapsed_time(middle) * 1e6, rel=0.02)
     assert row[phase.BACKWARD] == pytest.approx(middle.elapsed_time(end) * 1e6, rel=0.02)
 

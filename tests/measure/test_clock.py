@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ndd_engine.measure import phase_clock as phase
-from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock, Window
+from ndd_engine.measure.window import Window
 from ndd_engine.record.events import PHASES
-from ndd_watch.clock import SAMPLE_NS
+from ndd_watch import clock as phase
+from ndd_watch.clock import NEVER, SAMPLE_NS, PhaseClock
 
 MS = 1_000_000
 
@@ -28,7 +28,7 @@ class Time:
 
 
 class Model:
-    """The same accounting done naively: a list of (step, phase, nanoseconds)."""
+    """The same accounting done naively: a list of (step, phase, nanoseconds); step -1 for what is in none."""
 
     def __init__(self) -> None:
         self.current = "other"
@@ -38,6 +38,14 @@ class Model:
 
     def pass_time(self, ns: int) -> None:
         self.spans.append((self.step, self.current, ns))
+
+    def end_step(self) -> None:
+        """What is outside of the steps, as an evaluation, is not part of the one that ends."""
+        self.spans = [
+            (-1 if name.startswith(("evaluate", "checkpoint")) else step, name, ns) for step, name, ns in self.spans
+        ]
+        self.step += 1
+        self.current = "other"
 
     def check(self, window: Window) -> None:
         """Compare with a window that was taken, and begin the next one."""
@@ -85,7 +93,7 @@ OPERATIONS = st.lists(
 def test_phases_and_other_are_the_wall_time_whatever_happens(operations: list[Any], device: bool) -> None:
     time = Time()
     # A device whose events are never done: the host's accounting must not notice it.
-    clock = DevicePhaseClock(lambda: FakeEvent(time, 10**15), time) if device else PhaseClock(time)
+    clock = on_device(time, 10**15) if device else PhaseClock(time)
     model = Model()
     for name, index, part, before, inside in operations:
         time.now += before
@@ -102,15 +110,14 @@ def test_phases_and_other_are_the_wall_time_whatever_happens(operations: list[An
             model.current = outer
         elif name == "end_step":
             assert clock.end_step() == time.now
-            model.step += 1
-            model.current = "other"
+            model.end_step()
         else:
-            model.check(clock.take())
+            model.check(Window.of(clock))
             if name == "skip":
                 time.now += inside  # a pause: it belongs to nothing
                 clock.skip()
         assert clock.current == model.current
-    model.check(clock.take())
+    model.check(Window.of(clock))
 
 
 class FakeEvent:
@@ -143,7 +150,7 @@ class FakeEvent:
     wait = synchronize
 
 
-def steps(clock: DevicePhaseClock, time: Time, count: int, forward_ms: int = 30, wait_ms: int = 10) -> None:
+def steps(clock: PhaseClock, time: Time, count: int, forward_ms: int = 30, wait_ms: int = 10) -> None:
     for _ in range(count):
         clock.enter(phase.DATA_WAIT)
         time.now += wait_ms * MS
@@ -152,21 +159,27 @@ def steps(clock: DevicePhaseClock, time: Time, count: int, forward_ms: int = 30,
         clock.end_step()
 
 
-def device(lag_ms: int) -> tuple[DevicePhaseClock, Time]:
+def device(lag_ms: int) -> tuple[PhaseClock, Time]:
     """A clock whose events are done so much later, and its time."""
     time = Time()
     FakeEvent.made = 0
-    return DevicePhaseClock(lambda: FakeEvent(time, lag_ms * MS), time), time
+    return on_device(time, lag_ms * MS), time
+
+
+def on_device(time: Time, lag_ns: int) -> PhaseClock:
+    clock = PhaseClock(time)
+    clock.gpu.prepare(lambda: FakeEvent(time, lag_ns), lambda: None)
+    return clock
 
 
 def test_device_times_arrive_steps_later_without_waiting() -> None:
     clock, time = device(60)
     steps(clock, time, 2)
-    early = clock.take()
+    early = Window.of(clock)
     assert early.device == []  # recorded, but the device is not there yet
     assert early.phases()["forward"]["device_ns"] is None
     steps(clock, time, 60)
-    phases = clock.take().phases()
+    phases = Window.of(clock).phases()
     assert phases["forward"]["device_ns"] == 30 * MS
     assert phases["data_wait"]["device_ns"] == 10 * MS
 
@@ -178,7 +191,7 @@ def test_only_some_steps_carry_events_which_are_used_again() -> None:
     steps(clock, time, 2000, forward_ms=1, wait_ms=1)  # four seconds of short steps
     steps(clock, time, 2000)
     assert FakeEvent.made == made
-    window = clock.take()
+    window = Window.of(clock)
     assert 0 < len(window.device) <= window.wall_ns // SAMPLE_NS + 1
     # A device that never gets done costs a bounded number of them.
     clock, time = device(10**9)
@@ -199,7 +212,7 @@ def test_a_part_counts_for_its_phase_and_a_part_within_a_part_too_also_after_an_
         assert clock.current == "forward"
         time.now += 1 * MS
         clock.end_step()
-    phases = clock.take().phases()
+    phases = Window.of(clock).phases()
     for name, ms in {"forward": 112, "forward/encoder": 10, "forward/attention": 100}.items():
         assert (phases[name]["host_ns"], phases[name]["device_ns"]) == (30 * ms * MS, ms * MS)
 
@@ -211,13 +224,13 @@ def test_each_evaluation_is_timed_on_the_device(lag_ms: int) -> None:
     for count in (1, 2, 0):
         steps(clock, time, 30)
         for _ in range(count):
-            clock.enter(phase.EVALUATE)
+            clock.evaluation(True)
             time.now += 200 * MS
             with clock.part("encoder"):
                 time.now += 200 * MS
-            clock.enter(phase.OTHER)
+            clock.evaluation(False)
         steps(clock, time, 3)
-        phases = clock.take().phases()
+        phases = Window.of(clock).phases()
         assert phases["forward"]["device_ns"] == 30 * MS
         spent.append((phases.get("evaluate") or {"device_ns": 0})["device_ns"])
     assert spent == [400 * MS, 800 * MS, 0]
@@ -225,12 +238,12 @@ def test_each_evaluation_is_timed_on_the_device(lag_ms: int) -> None:
 
 def test_an_evaluation_that_the_device_has_not_done_yet_is_in_the_next_window() -> None:
     clock, time = device(100)
-    clock.enter(phase.EVALUATE)
+    clock.evaluation(True)
     time.now += 400 * MS
-    clock.enter(phase.OTHER)
-    early = clock.take().phases()["evaluate"]
+    clock.evaluation(False)
+    early = Window.of(clock).phases()["evaluate"]
     steps(clock, time, 30)
-    late = clock.take().phases()["evaluate"]
+    late = Window.of(clock).phases()["evaluate"]
     assert (early["host_ns"], early["device_ns"]) == (400 * MS, None)
     assert (late["host_ns"], late["device_ns"]) == (0, 400 * MS)
 
@@ -242,20 +255,20 @@ def test_a_pause_is_in_no_device_time() -> None:
     time.now += 60_000 * MS
     clock.skip()
     steps(clock, time, 10)
-    window = clock.take()
+    window = Window.of(clock)
     assert window.wall_ns == 400 * MS
-    assert all(sum(value or 0 for value in row) <= 41 * MS for row in window.device)
+    assert all(sum(row.values()) <= 41 * MS for _, row in window.device)
 
 
 def test_the_caller_may_choose_the_steps_that_carry_events_unless_they_evaluate() -> None:
     clock, time = device(60)
-    measured: list[tuple[int, float | None]] = []
-    clock.choose(lambda key, row: measured.append((key, row[phase.FORWARD])))
+    clock.gpu.due = NEVER
     for step in range(40):
         if step in (10, 20, 30):
-            clock.sample(step)
+            clock.gpu.begin(phase.OTHER, step)
         if step == 30:
             clock.enter(phase.EVALUATE)
+            time.now += MS
         steps(clock, time, 1, forward_ms=step + 1)
+    measured = [(key, row[phase.FORWARD]) for key, row in Window.of(clock).device]
     assert measured == [(10, 11 * MS), (20, 21 * MS)]
-    assert len(clock.take().device) == 2

@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.measure.model_work import ELSEWHERE, IN_LOSS, OTHER, Watched, model_work
 from ndd_engine.measure.module_times import runs_compiled, shown_names
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.measure.timeline import TraceEvent
 from ndd_engine.record.event import ModuleTime
 from ndd_engine.record.events import KernelsEvent
+from ndd_watch import clock as phase
+from ndd_watch.clock import PhaseClock
 
 OUTSIDE, LOSS = ELSEWHERE[OTHER], ELSEWHERE[IN_LOSS]
 NODE = "autograd::engine::evaluate_function: "

@@ -15,14 +15,14 @@ from tests.tiers import few
 from torch import nn
 
 from ndd_engine.errors import UsageError
-from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import ProfilerCapture
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import KernelsEvent
 from ndd_engine.record.figures import EVALUATION_OR_CHECKPOINT
 from ndd_engine.script.follower import folded
 from ndd_engine.script.records import Room
 from ndd_watch import CAPTURES
+from ndd_watch import clock as phase
+from ndd_watch.clock import PhaseClock
 
 pytestmark = pytest.mark.long
 

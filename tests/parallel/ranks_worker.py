@@ -26,7 +26,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ndd_engine.config import Config, read
 from ndd_engine.config.schema import ParallelSection
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.train.checkpoint import CheckpointStore, Saved, newest_good
 from ndd_engine.train.checkpoint_state import (
     finite_buffers,
@@ -48,6 +47,7 @@ from ndd_engine.train.prepare import seed, total_steps, training_batches
 from ndd_engine.train.step.optimizers import decay_groups
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.factory_data import prepare
+from ndd_watch.clock import PhaseClock
 
 HERE = Path(__file__).parent
 CPU = torch.device("cpu")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from ndd_engine.measure import phase_clock as phase
-from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock
 from ndd_engine.measure.stragglers import compared_steps
+from ndd_engine.measure.window import Window
 from ndd_engine.record.event import RankEvent
 from ndd_engine.train.parallel.rank_loop import DeviceSteps
 from ndd_engine.train.parallel.strategy import PART, StreamWaits
+from ndd_watch import clock as phase
+from ndd_watch.clock import PhaseClock
 
 MS = 1_000_000
 
@@ -66,23 +67,27 @@ def step(machine: Machine, clock: PhaseClock, wait_ms: float, data_ms: float = 0
     clock.end_step()
 
 
-def device_clock(machine: Machine) -> DevicePhaseClock:
-    return DevicePhaseClock(lambda: Event(machine), machine.now)  # type: ignore[arg-type,return-value]
+def device_clock(machine: Machine) -> PhaseClock:
+    clock = PhaseClock(machine.now)
+    clock.gpu.prepare(lambda: Event(machine), lambda: None)
+    return clock
 
 
-def told(clock: DevicePhaseClock, machine: Machine, evaluation_ms: float = 0.0) -> list[RankEvent]:
+def told(clock: PhaseClock, machine: Machine, evaluation_ms: float = 0.0) -> list[RankEvent]:
     """What a rank tells of windows of 20 steps, in the sixth of which the ranks agree."""
-    device_steps, found = DeviceSteps(clock), []
+    device_steps, found = DeviceSteps(clock.gpu), []
     for number in range(1, 121):
         step(machine, clock, wait_ms=5, data_ms=4)
         device_steps.after(number)
         device_steps.wanted = device_steps.wanted or number % 20 == 6
         if number % 20 == 10:
-            clock.enter(phase.EVALUATE)
+            clock.evaluation(True)
             machine.host_ms += evaluation_ms
-            clock.enter(phase.OTHER)
+            clock.evaluation(False)
         if not number % 20:
-            found.append(compared_steps(number, number - 20, clock.take().names, device_steps.known()))
+            window = Window.of(clock)
+            device_steps.add(window)
+            found.append(compared_steps(number, number - 20, window.names, device_steps.known()))
     return found
 
 
@@ -124,7 +129,7 @@ def test_waits_of_the_compute_stream_in_forward_and_backward_are_exchange() -> N
     waits.stop()
     assert Stream.wait_event is original
     compute.wait_event(None)
-    phases = clock.take().phases()
+    phases = Window.of(clock).phases()
     assert {name: times["host_ns"] / MS for name, times in phases.items()} == {
         "to_device": 6, "forward": 6, "forward/exchange": 3, "backward": 9, "backward/exchange": 3,
     }  # fmt: skip

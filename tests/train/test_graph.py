@@ -18,7 +18,6 @@ from train_help import Trainer
 from ndd_engine.batches import same_constants
 from ndd_engine.config import Config, read
 from ndd_engine.config.schema import why_no_graph
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.train import prepare as prepare_module
 from ndd_engine.train.data.loader import Batches
@@ -26,6 +25,7 @@ from ndd_engine.train.step.graph import WARM_UP_STEPS, CudaRecorder, Replay, Ste
 from ndd_engine.train.step.optimizers import make_optimizer, make_precision
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.factory_data import prepare
+from ndd_watch.clock import PhaseClock
 
 CPU = torch.device("cpu")
 SETS = (

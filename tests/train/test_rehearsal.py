@@ -16,7 +16,6 @@ from torch.utils.data import Dataset, TensorDataset
 from train_help import EVERY_STEP, Trainer
 
 from ndd_engine.config import Config, read
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
 from ndd_engine.train import rehearsal
 from ndd_engine.train.checkpoint_state import random_state
@@ -26,6 +25,7 @@ from ndd_engine.train.rehearsal import MOST_ITEMS, Baseline, choose_size, probe_
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
 from ndd_engine.workloads.factory_data import prepare
+from ndd_watch.clock import PhaseClock
 
 
 class Made(Dataset[Any]):

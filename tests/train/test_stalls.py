@@ -15,11 +15,11 @@ import torch
 
 from ndd_engine.hardware.process_state import ProcessState, Waiting
 from ndd_engine.measure import process_watch, reporting, trainer_watch
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.measure.stalls import Frame, Stalls, Standing, explained
 from ndd_engine.measure.trainer_watch import PreparationWatch, TrainerWatch, TrainingThread
 from ndd_engine.record.event import NO_HANGS, OVER
 from ndd_engine.record.events import DeathEvent, Event, StageEvent, StallEvent
+from ndd_watch.clock import PhaseClock
 from ndd_watch.looks import own
 
 TORCH = "/x/lib/python3.11/site-packages/torch"

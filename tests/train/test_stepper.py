@@ -19,13 +19,14 @@ from train_help import EVERY_STEP, Trainer, Written
 
 from ndd_engine.config import Config, read
 from ndd_engine.config.schema import OptimizerSection, ScheduleSection
-from ndd_engine.measure import phase_clock as phase
-from ndd_engine.measure.phase_clock import PhaseClock, no_phase
+from ndd_engine.measure.window import Window
 from ndd_engine.record.events import PHASES
 from ndd_engine.train.step.optimizers import learning_rate, make_optimizer, make_precision
 from ndd_engine.train.step.stepper import PartTimer, Stepper
 from ndd_engine.workloads.base import MeanLoss
 from ndd_engine.workloads.factory_data import prepare
+from ndd_watch import clock as phase
+from ndd_watch.clock import PhaseClock, no_phase
 
 CPU = torch.device("cpu")
 
@@ -184,7 +185,7 @@ def timed(model: nn.Module, parts: PartTimer, ticking: Ticking) -> dict[str, int
     clock.enter(phase.BACKWARD)
     ticking.now += 7
     clock.end_step()
-    window = clock.take()
+    window = Window.of(clock)
     phases = window.phases()
     assert sum(item["host_ns"] for name, item in phases.items() if name in PHASES) == window.wall_ns
     return {name: item["host_ns"] for name, item in phases.items()}

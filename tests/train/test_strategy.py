@@ -16,7 +16,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from ndd_engine.config import Config, read
 from ndd_engine.config.schema import ParallelSection
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.predict.rank_memory import pretended
 from ndd_engine.predict.step_probes import endless
 from ndd_engine.train.data.loader import Batches, EvalBatches
@@ -27,6 +26,7 @@ from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.result import TrainingParts
+from ndd_watch.clock import PhaseClock
 
 CPU = torch.device("cpu")
 FSDP2 = "parallel.strategy=fsdp2"

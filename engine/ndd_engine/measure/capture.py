@@ -30,20 +30,19 @@ from ndd_engine.files import PATIENCE_S, folder_for_parts, replacing
 from ndd_engine.record.events import PHASES, FunctionsEvent, KernelsEvent, MarkEvent
 from ndd_engine.record.figures import capture_text
 from ndd_engine.text import printable
+from ndd_watch import clock as phase
 from ndd_watch.captures import Capture
+from ndd_watch.clock import NEVER, PhaseClock
 from ndd_watch.collecting import Collecting
 from ndd_watch.looks import Looks, own, product, short
 from ndd_watch.profiler import ANOTHER, Asides, StepProfiler
 from ndd_watch.slowing import Sizes, Slowing
 
-from . import phase_clock as phase
 from .close_looks import CloseLooks
 from .module_times import Noted, captured, runs_compiled
-from .phase_clock import PhaseClock
 from .reporting import Reporter
 from .timeline import TraceEvent
 
-NEVER = sys.maxsize
 # The first profiled step comes after so many seconds and steps: the first steps allocate and compile.
 FIRST_S, FIRST_STEPS = 2.0, 5
 # Steps from one profiled step to the next, at least: long steps would leave few for the statistics.
@@ -101,7 +100,7 @@ class FunctionProfiles:
                 if self._looks is not None:
                     self._looks.begin()
                 self._phase = self._clock.current.partition("/")[0]
-                self._clock.listener = self._changed
+                self._clock.gpu.listen(self)
         except Exception as error:  # noqa: BLE001  the run continues without it
             reason = said(error)
         if reason:
@@ -191,14 +190,14 @@ class FunctionProfiles:
         if self._looks is not None:
             self._looks.drop()
         if self.active:
-            self._clock.listener = None
+            self._clock.gpu.listen(None)
             try:
                 self._profiler.end()
             except Exception:  # noqa: BLE001  the training has ended
                 return
 
     def _close_window(self, step: int) -> None:
-        self._clock.listener = None
+        self._clock.gpu.listen(None)
         self._reporter.window(step)
         self._reporter.profiled = self.active = False
         self._next_step = step + BETWEEN_STEPS
@@ -225,8 +224,8 @@ class FunctionProfiles:
             text = f"the functions of step {step + 1:,} were not profiled: {printable(reason)}"
             self._reporter.put(MarkEvent("note", step, text))
 
-    def _changed(self, _now: int, index: int) -> None:
-        """The clock's listener: a phase begins."""
+    def mark(self, index: int) -> None:
+        """The clock tells that a phase begins."""
         phase = PHASES[index] if index < len(PHASES) else self._clock.names[index].partition("/")[0]
         if phase == self._phase:
             return
@@ -234,7 +233,7 @@ class FunctionProfiles:
         try:
             self._profiler.mark(ended)
         except Exception:  # noqa: BLE001  the functions keep the phases known so far
-            self._clock.listener = None
+            self._clock.gpu.listen(None)
 
 
 def _short(rows: Sequence[Sequence[Any]]) -> list[Any]:
@@ -295,7 +294,7 @@ class ProfilerCapture:
         if dist.is_available() and dist.is_initialized():
             ranks = {"rank": dist.get_rank(), "world_size": dist.get_world_size()}
             torch._C._autograd._add_metadata_json("distributedInfo", json.dumps(ranks))
-        self._clock.listener = self._mark
+        self._clock.gpu.listen(self)
         self._clock.enter(phase.OTHER)
 
     def begin(self) -> None:
@@ -327,7 +326,7 @@ class ProfilerCapture:
 
     def stop(self) -> None:
         """Stop the profiler, and detach from the clock and the model; safe to call twice."""
-        self._clock.listener = None
+        self._clock.gpu.listen(None)
         while self._hooks:
             self._hooks.pop().remove()
         self._leave_range()
@@ -347,9 +346,9 @@ class ProfilerCapture:
                 with gzip.open(file, "wb", compresslevel=5) as packed:
                     shutil.copyfileobj(plain, packed)
 
-    def _mark(self, now: int, index: int) -> None:
-        """Called by the clock when phase `index` begins."""
-        self._capture.mark(now, index)
+    def mark(self, index: int) -> None:
+        """The clock tells that phase `index` begins."""
+        self._capture.mark(self._clock.changed_ns, index)
         if self._ranges:
             try:
                 self._leave_range()

@@ -23,15 +23,15 @@ from torch.utils.flop_counter import flop_registry
 
 from ndd_engine.batches import tensors
 from ndd_engine.hardware.gpus import Gpu
+from ndd_engine.measure.window import Window
 from ndd_engine.record.events import Event, MarkEvent, MemoryEvent, ScalarsEvent, WindowEvent, WorkEvent
 from ndd_engine.text import printable
 from ndd_watch.apart import Compilations
-from ndd_watch.clock import S
+from ndd_watch.clock import PhaseClock, S
 from ndd_watch.finite import Finite
 from ndd_watch.mapped import SKIPPED, Heap, allocator
 from ndd_watch.slowing import Garbage
 
-from .phase_clock import PhaseClock, Window
 from .process_watch import Children
 from .trainer_watch import TrainerWatch, TrainingThread
 
@@ -231,7 +231,7 @@ class Reporter:
 
     def window(self, step: int) -> None:
         """Record the time since the last window; `step` optimizer steps are done."""
-        work, window = self._work, self.clock.take()
+        work, window = self._work, Window.of(self.clock)
         if not window.wall_ns:
             return
         pauses = self.garbage.take()
@@ -288,9 +288,9 @@ class Reporter:
         self._stepping.reports.clear()
         for kind, text, data in self._compilations.take():
             self.put(MarkEvent(kind, step, printable(text), data))
-        if self.clock.failed and not self._told_failure:
+        if self.clock.gpu.failed and not self._told_failure:
             self._told_failure = True
-            text = f"steps are not timed on the GPU: {printable(self.clock.failed)}"
+            text = f"steps are not timed on the GPU: {printable(self.clock.gpu.failed)}"
             self.put(MarkEvent("warning", step, text))
         if self._has_gpu:
             try:

@@ -11,8 +11,8 @@ from typing import Self
 
 from ndd_engine.record.event import OVER
 from ndd_engine.record.events import Event, StageEvent, StallEvent
+from ndd_watch.clock import PhaseClock
 
-from .phase_clock import PhaseClock
 from .process_watch import ProcessWatch
 from .stalls import Frame, of_thread
 from .worker_watch import WorkerWatch

@@ -17,12 +17,12 @@ from typing import Any
 from ndd_engine.errors import said
 from ndd_engine.hardware.gpus import detect_host
 from ndd_engine.measure.memory import is_out_of_memory
-from ndd_engine.measure.phase_clock import no_phase
 from ndd_engine.text import counted, size
 from ndd_engine.train.checkpoint_state import kept_buffers, kept_random
 from ndd_engine.train.rehearsal import kept_training, time_micro
 from ndd_engine.train.step.stepper import Stepper
 from ndd_watch import recompute
+from ndd_watch.clock import no_phase
 
 from .estimate import Memory, StepTime
 from .step_probes import Prober, endless, longest_first, sizes

@@ -19,6 +19,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -30,9 +31,9 @@ from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
 from ndd_engine.config import Config
 from ndd_engine.errors import UsageError
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
+from ndd_watch.clock import PhaseClock
 
 from .estimate import FREED, MANY, ONE, Trace
 from .kernels import RECURRENT, RECURRENT_BACKWARD, Op, Shape
@@ -102,7 +103,7 @@ def traced(config: Config, workload: Workload, batch: Any, most_ops: int | None 
         # On the host, from which each layer moves to the GPU only as it is sharded.
         for whole in model.parameters():
             follow.ignore(whole)
-    clock.listener = lambda _, phase: follow.enter(clock.names[phase].partition("/")[0])
+    clock.gpu.listen(SimpleNamespace(mark=lambda phase: follow.enter(clock.names[phase].partition("/")[0])))
     with fake, AsOnGpu(follow), follow, follow.resizing():
         stepper = Stepper(
             workload.with_model(model, known), config, torch.device(_ON), total_steps=1000, strategy=strategy

@@ -35,7 +35,7 @@ class Shape(NamedTuple):
 
 
 class Op(NamedTuple):
-    """An operation of a step. phase: see `phase_clock.PHASES`. name: without its namespace. args: a Shape, a tuple of
+    """An operation of a step. phase: see `mapped.PHASES`. name: without its namespace. args: a Shape, a tuple of
     them, or a plain value each. out: the dimensions of the first result, None without one."""
 
     phase: str

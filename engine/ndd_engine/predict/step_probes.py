@@ -28,7 +28,6 @@ from ndd_engine.batches import tensors
 from ndd_engine.config import Config
 from ndd_engine.hardware.gpus import resident_peak
 from ndd_engine.measure.memory import is_out_of_memory
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.text import counted, size
 from ndd_engine.train.data.item_sources import ItemSource, StreamOrder, can_keep, gathers, kept_bytes
 from ndd_engine.train.data.loader import Batches, gathered
@@ -37,6 +36,7 @@ from ndd_engine.train.prepare import seed
 from ndd_engine.train.rehearsal import ALONE, MOST_RUNS, SLOW_NS, probe_batches, time_micro
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Batch, Stream, Workload, item_count
+from ndd_watch.clock import PhaseClock
 
 from .allocator import KIB, Rules
 from .estimate import (

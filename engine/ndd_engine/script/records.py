@@ -18,8 +18,8 @@ from typing import Any
 import psutil
 
 from ndd_engine.files import open_regular
-from ndd_engine.measure.phase_clock import Window
 from ndd_engine.measure.stragglers import compared_steps
+from ndd_engine.measure.window import Window
 from ndd_engine.shared_folder import shared_folder
 from ndd_watch import mapped, sheet
 from ndd_watch.mapped import DATA_WAIT, FIRST_BATCH, NAMES, OTHER
@@ -229,7 +229,10 @@ class Process:
             line[name] = int(line.get(name, 0))
         end, wall_ns, first_ns = int(timed["end"]), line["wall_ns"], int(timed["first_ns"])
         rest = [int(value) for value in timed["rest"]]
-        device = [[row.get(name) for name in NAMES] for row in timed["device"]]
+        device = [
+            (int(key), {NAMES.index(name): float(spent) for name, spent in row.items()})
+            for key, row in timed["device"]
+        ]
         if end < begin or len(rest) != len(NAMES):
             raise ValueError("no window of this process")
         rows = [row for row in self._reader.rows(end) if row[0] >= begin]

@@ -17,10 +17,8 @@ from ndd_engine.config.schema import Config
 from ndd_engine.diagnose.model_rules import LARGE, advice_text, cause_text
 from ndd_engine.errors import TrainingError
 from ndd_engine.measure import memory
-from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.capture import CapturePlan, CaptureSchedule, FunctionProfiles
 from ndd_engine.measure.memory import holders_event
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.measure.reporting import LossReader, Reporter, StepWork, first_bad
 from ndd_engine.record.events import Json, MarkEvent, NotFiniteEvent
 from ndd_engine.record.rundir import resume_text
@@ -29,7 +27,8 @@ from ndd_engine.text import size
 from ndd_engine.train.data.loader import OwnOrder, at_pass_end, end_pass
 from ndd_engine.workloads.base import Batch
 from ndd_engine.workloads.result import EPOCH
-from ndd_watch.clock import CHECKPOINT, EVALUATE
+from ndd_watch import clock as phase
+from ndd_watch.clock import CHECKPOINT, EVALUATE, PhaseClock
 from ndd_watch.collecting import Collecting
 from ndd_watch.holders import Holders
 from ndd_watch.looks import Looks, own
@@ -371,10 +370,10 @@ class Loop:
             return
         self._status("evaluating")
         self._window()
-        self.clock.enter(phase.EVALUATE)
+        self.clock.evaluation(True)
         with self.functions.outside_steps(EVALUATE, self.step):
             result = self._evaluated()
-        self.clock.enter(phase.OTHER)
+        self.clock.evaluation(False)
         self._last_result = (self.step, result)
         for event in self.settings.of_evaluation(result.inference_mode):
             self.put(event)

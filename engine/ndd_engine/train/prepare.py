@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,6 @@ from ndd_engine.hardware.gpus import Machine, usable_threads
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.measure import memory
 from ndd_engine.measure.memory import is_out_of_memory
-from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock
 from ndd_engine.measure.reporting import work_event
 from ndd_engine.record.events import Event, Json, MarkEvent, RunEvent
 from ndd_engine.text import counted, printable, span
@@ -46,6 +46,7 @@ from ndd_engine.workloads.base import Workload, parameter_count
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import place
 from ndd_watch.changes import GLOBALS
+from ndd_watch.clock import PhaseClock
 
 from .checkpoint import Saved, newest_good
 from .checkpoint_state import kept_random, restore_random_state, unloadable
@@ -120,10 +121,8 @@ def prepare_run(run: OpenRun) -> Prepared:
     stepper = Stepper(workload, config, device, total, strategy)
     clock = PhaseClock()
     if device.type == "cuda":
-        clock = DevicePhaseClock(
-            lambda: torch.cuda.Event(enable_timing=True),  # type: ignore[no-untyped-call]
-            current_stream=torch.cuda.current_stream,
-        )
+        make_event = partial(torch.cuda.Event, enable_timing=True)
+        clock.gpu.prepare(make_event, torch.cuda.current_stream)
     settle: Callable[[Callable[[], Any]], None] | None = None
     if world is None:
         loop = Loop(run, stepper, batches, evaluation, clock)

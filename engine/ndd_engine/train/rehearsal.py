@@ -26,7 +26,6 @@ from ndd_engine.errors import UsageError, said
 from ndd_engine.hardware.gpus import Machine, usable_threads
 from ndd_engine.measure import memory
 from ndd_engine.measure.memory import is_out_of_memory
-from ndd_engine.measure.phase_clock import PhaseClock, no_phase
 from ndd_engine.measure.reporting import WorkCounter
 from ndd_engine.record.event import ThreadTime
 from ndd_engine.record.events import BaselineEvent, LoaderEvent
@@ -39,6 +38,7 @@ from ndd_engine.workloads.base import Batch, Stream, Workload, parameter_count
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import problems
 from ndd_watch import recompute
+from ndd_watch.clock import PhaseClock, no_phase
 from ndd_watch.switches import same_item
 
 if TYPE_CHECKING:

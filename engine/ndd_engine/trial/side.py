@@ -263,7 +263,7 @@ class Own(Trainer):
         return time.perf_counter()
 
     def waited(self) -> float:
-        return self._clock.waited() / 1e9
+        return self._clock.waited_ns / 1e9
 
     def facts(self) -> Json:
         self._run.recorder.flush()

@@ -34,12 +34,12 @@ import psutil
 from ndd_engine.errors import shortened
 from ndd_engine.files import write_text
 from ndd_engine.measure import stalls
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.measure.stalls import ADVICE, Frame
 from ndd_engine.record.event import OVER
 from ndd_engine.record.events import Event, StallEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import duration, printable
+from ndd_watch.clock import PhaseClock
 
 from .rank_place import Member
 from .world import World

@@ -19,10 +19,10 @@ import torch.distributed as dist
 
 from ndd_engine.batches import map_tensors
 from ndd_engine.errors import TrainingError
-from ndd_engine.measure.capture import NEVER, FunctionProfiles
-from ndd_engine.measure.phase_clock import DevicePhaseClock, PhaseClock, Window, no_phase
+from ndd_engine.measure.capture import FunctionProfiles
 from ndd_engine.measure.reporting import first_bad
 from ndd_engine.measure.stragglers import RankComparison, compared_steps
+from ndd_engine.measure.window import Window
 from ndd_engine.record.event import RankEvent
 from ndd_engine.record.events import Event, FunctionsEvent, MarkEvent, WindowEvent
 from ndd_engine.record.file import EventLog
@@ -36,6 +36,7 @@ from ndd_engine.train.loop import Loop
 from ndd_engine.train.rehearsal import kept_training
 from ndd_engine.train.request import OpenRun
 from ndd_engine.train.step.stepper import Stepper
+from ndd_watch.clock import NEVER, OTHER, DeviceClock, PhaseClock, no_phase
 
 from .hang import HangWatch
 from .strategy import GATHER, PART, Ddp, DdpMarks, StreamWaits, effects, mark_collectives
@@ -187,7 +188,7 @@ class RankLoop(Loop):
         self._comparing = None
         if world.place.first:
             self._comparing = Comparing(run.directory, world.hosts, config.parallel.strategy, run.put)
-        self._device_steps = DeviceSteps(clock) if isinstance(clock, DevicePhaseClock) else None
+        self._device_steps = DeviceSteps(clock.gpu) if stepper.device.type == "cuda" else None
         self._process, self._cpu_ns = psutil.Process(), time.process_time_ns()
         self._waits: StreamWaits | None = None
         self._hang = HangWatch(
@@ -355,6 +356,8 @@ class RankLoop(Loop):
 
     def _windowed(self, window: Window, event: WindowEvent) -> WindowEvent:
         """Tell what this rank did in the steps of a window; returns its event with the losses of all ranks."""
+        if self._device_steps is not None:
+            self._device_steps.add(window)
         cpu_ns, self._cpu_ns = self._cpu_ns, time.process_time_ns()
         if window.rows and not event.profiled:
             self._tell(window, event.step, self._cpu_ns - cpu_ns)
@@ -422,19 +425,23 @@ class DeviceSteps:
     It is not the step right after the agreement, which includes the recording of a window. wanted: whether one is due.
     """
 
-    def __init__(self, clock: DevicePhaseClock) -> None:
+    def __init__(self, gpu: DeviceClock) -> None:
         self.wanted = False
-        self._clock = clock
+        self._gpu, gpu.due = gpu, NEVER
         self._keys: deque[int] = deque()
         self._rows: dict[int, list[float | None]] = {}
-        clock.choose(self._rows.__setitem__)
 
     def after(self, step: int) -> None:
         """After each step."""
         if self.wanted:
             self.wanted = False
             self._keys.append(step)
-            self._clock.sample(step)
+            self._gpu.begin(OTHER, step)
+
+    def add(self, window: Window) -> None:
+        """The steps that have become known until the end of a window."""
+        for key, row in window.device:
+            self._rows[key] = [row.get(index) for index in range(len(window.names))]
 
     def known(self) -> dict[int, list[float | None]]:
         """Steps since the last call but the newest two, which the device may still work at."""

@@ -24,10 +24,10 @@ from torch.nn.parallel.distributed import _find_tensors
 from ndd_engine.batches import expanded
 from ndd_engine.config.schema import Config, ParallelSection
 from ndd_engine.errors import UsageError, shortened
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.text import counted
 from ndd_engine.train.checkpoint_state import is_sharded
 from ndd_engine.workloads.result import TrainingParts
+from ndd_watch.clock import PhaseClock
 
 PART = "exchange"
 # The functions of torch.distributed that FSDP2 calls. torch 2.13 renames them, and warns of the old names.

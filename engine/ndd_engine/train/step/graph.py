@@ -22,14 +22,14 @@ from torch import Tensor
 from ndd_engine.batches import map_tensors, same_constants, tensors
 from ndd_engine.config.schema import Config, why_no_graph
 from ndd_engine.errors import CaptureError, message_of
-from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.memory import is_out_of_memory
-from ndd_engine.measure.phase_clock import PhaseClock, no_phase
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.train.checkpoint_state import kept_buffers, kept_random
 from ndd_engine.workloads.base import Batch
 from ndd_engine.workloads.interface import place
 from ndd_engine.workloads.result import TrainingParts
+from ndd_watch import clock as phase
+from ndd_watch.clock import PhaseClock, no_phase
 
 if TYPE_CHECKING:
     from .stepper import Stepper

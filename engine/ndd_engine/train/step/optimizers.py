@@ -21,10 +21,10 @@ from torch.optim import Optimizer
 from ndd_engine.batches import tensors
 from ndd_engine.config.schema import Config, OptimizerSection, ScheduleSection
 from ndd_engine.errors import TrainingError, UsageError, shortened
-from ndd_engine.measure import phase_clock as phase
-from ndd_engine.measure.phase_clock import no_phase
 from ndd_engine.workloads.interface import kind
 from ndd_engine.workloads.result import TrainingParts, takes_metric
+from ndd_watch import clock as phase
+from ndd_watch.clock import no_phase
 
 if TYPE_CHECKING:
     from .stepper import Stepper

@@ -19,16 +19,16 @@ from torch.nn.parallel.distributed import _find_tensors
 from ndd_engine.batches import map_tensors
 from ndd_engine.config.schema import Config
 from ndd_engine.errors import UsageError
-from ndd_engine.measure import phase_clock as phase
 from ndd_engine.measure.close_looks import CloseLooks
-from ndd_engine.measure.phase_clock import PhaseClock
 from ndd_engine.record.events import Event, Json
 from ndd_engine.text import printable
 from ndd_engine.train.checkpoint_state import kept_buffers, kept_random
 from ndd_engine.train.data.loader import to_device
 from ndd_engine.workloads.base import Batch, Workload, on_host
 from ndd_engine.workloads.result import STEP, Carry, Parted, TrainingParts, detached
+from ndd_watch import clock as phase
 from ndd_watch import recompute
+from ndd_watch.clock import PhaseClock
 from ndd_watch.finite import Origin
 from ndd_watch.looks import Looks
 from ndd_watch.slowing import KeptGraphs, Sizes
