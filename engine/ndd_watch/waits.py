@@ -31,13 +31,44 @@ COLLECTIVES = (
 _FUNCTIONAL = "torch.distributed._functional_collectives"
 
 
+class GradientExchange:
+    """computed: called in a backward pass when all gradients are computed; then DDP waits for other ranks.
+
+    failed: called with an error of this, which the backward pass would raise.
+    """
+
+    def __init__(self, computed: Callable[[], None], failed: Callable[[BaseException], None]) -> None:
+        self._computed, self._failed = computed, failed
+        self._hook: Any = None
+
+    def begin(self, loss: Any) -> None:
+        """The backward pass of this loss begins, and DDP exchanges gradients in it."""
+        compiled = sys.modules.get("torch._dynamo.compiled_autograd")
+        if getattr(loss, "requires_grad", False) and not getattr(
+            compiled, "compiled_autograd_enabled", False
+        ):
+            self._hook = loss.register_hook(self._began)
+
+    def end(self) -> None:
+        """It has ended."""
+        hook, self._hook = self._hook, None
+        if hook is not None:
+            hook.remove()
+
+    def _began(self, _gradients: Any) -> None:
+        torch: Any = sys.modules["torch"]
+        try:
+            torch.autograd.Variable._execution_engine.queue_callback(self._computed)
+        except Exception as error:  # noqa: BLE001  it would reach the script
+            self._failed(error)
+
+
 class Waits:
     """Each wait is part of the phase in which it happens, see clock.WAITING."""
 
     def __init__(self, steps: Steps, modules: Modules) -> None:
         self._steps, self._modules = steps, modules
-        self._engine: Any = None
-        self._hook: Any = None
+        self._exchange = GradientExchange(self._computed, steps.missed)
 
     @property
     def replicated(self) -> bool:
@@ -56,7 +87,6 @@ class Waits:
         for function in functions:
             if function is not None:
                 probes.put(function, begins, ends, False)
-        self._engine = torch.autograd.Variable._execution_engine
         return self._wait(c10d.Work, begins, ends)
 
     def _hooks(self) -> tuple[Any, Any]:
@@ -115,26 +145,12 @@ class Waits:
 
     def before_backward(self, loss: Any) -> None:
         """A timed backward pass begins: mark where its gradients are ready, if DDP exchanges them in it."""
-        replicas = self._modules.replicas
-        if not any(getattr(one(), "require_backward_grad_sync", False) for one in replicas):
-            return
-        compiled = sys.modules.get("torch._dynamo.compiled_autograd")
-        if getattr(loss, "requires_grad", False) and not getattr(
-            compiled, "compiled_autograd_enabled", False
-        ):
-            self._hook = loss.register_hook(self._began)
+        if any(getattr(one(), "require_backward_grad_sync", False) for one in self._modules.replicas):
+            self._exchange.begin(loss)
 
     def after_backward(self) -> None:
         """It has ended."""
-        hook, self._hook = self._hook, None
-        if hook is not None:
-            hook.remove()
-
-    def _began(self, _gradients: Any) -> None:
-        try:
-            self._engine.queue_callback(self._computed)
-        except Exception as error:  # noqa: BLE001  it would reach the script
-            self._steps.missed(error)
+        self._exchange.end()
 
     @staticmethod
     def _computed() -> None:

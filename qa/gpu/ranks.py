@@ -25,7 +25,7 @@ from ndd_engine.config import read
 from ndd_engine.config.schema import ParallelSection
 from ndd_engine.measure.capture import ProfilerCapture
 from ndd_engine.predict.estimate import Trace
-from ndd_engine.train.parallel.strategy import PART, Ddp, DdpMarks, Fsdp2, StreamWaits, mark_collectives
+from ndd_engine.train.parallel.strategy import PART, Ddp, Fsdp2, StreamWaits, mark_collectives
 from ndd_watch import clock as phase
 from ndd_watch.clock import NEVER, PhaseClock, no_phase
 from qa.ranks.job import finish, launch
@@ -68,13 +68,17 @@ def launched(kind: str, device: str, *words: object, limit_s: float = 150.0) -> 
 
 @dataclass
 class Subject:
-    """A model that the ranks share, with or without marks. clock: None without. marking: the context of its steps."""
+    """A model that the ranks share, with or without marks. clock: None without. marking: the context of its steps.
+
+    before_backward: of its strategy, with marks of DDP.
+    """
 
     compute: nn.Module
     batch: Tensor
     optimizer: torch.optim.Optimizer
     clock: PhaseClock | None = None
     marking: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+    before_backward: Callable[[Tensor], None] = lambda loss: None
 
     def step(self) -> None:
         """One optimizer step."""
@@ -82,6 +86,7 @@ class Subject:
         enter(phase.FORWARD)
         loss = self.compute(self.batch).square().mean()
         enter(phase.BACKWARD)
+        self.before_backward(loss)
         loss.backward()
         enter(phase.OPTIMIZER)
         self.optimizer.step()
@@ -106,11 +111,8 @@ def subject(strategy: str, device: torch.device, items: int, marked: bool) -> Su
         return found
     found.clock = clock = clock_on(device)
     if isinstance(shared, Ddp):
-        assert shared.ddp is not None
-        marks = DdpMarks(shared.ddp)
-        for _ in range(2):
-            compute(batch).sum().backward()
-        marks.learned(clock)
+        shared.mark_exchange(clock)
+        found.before_backward = shared.before_backward
     elif device.type == "cuda":
         found.marking = partial(_stream_waits, clock, device)
     else:

@@ -42,7 +42,8 @@ class Model:
     def end_step(self) -> None:
         """What is outside of the steps, as an evaluation, is not part of the one that ends."""
         self.spans = [
-            (-1 if name.startswith(("evaluate", "checkpoint")) else step, name, ns) for step, name, ns in self.spans
+            (-1 if name.startswith(("evaluate", "checkpoint")) else step, name, ns)
+            for step, name, ns in self.spans
         ]
         self.step += 1
         self.current = "other"

@@ -39,7 +39,7 @@ from ndd_engine.train.step.stepper import Stepper
 from ndd_watch.clock import NEVER, OTHER, DeviceClock, PhaseClock, no_phase
 
 from .hang import HangWatch
-from .strategy import GATHER, PART, Ddp, DdpMarks, StreamWaits, effects, mark_collectives
+from .strategy import GATHER, PART, Ddp, StreamWaits, effects, mark_collectives
 from .world import World
 
 # "early": training ends before its last step. "not_finite": a loss or a parameter is not. "window": a window ends.
@@ -198,7 +198,7 @@ class RankLoop(Loop):
             self.settings.of_ranks = lambda: effects(strategy, config.parallel, self._hang.limit_s)
 
     def settle(self, sample: Callable[[], Any]) -> None:
-        """Before the first step: two passes for DDP's final buckets, which also show where the exchange begins.
+        """Before the first step: mark where ranks exchange data, and two passes for DDP's final buckets.
 
         Without them, a resumed run would sum gradients in another order than the run before. Nothing else changes: a
         resumed run continues with the random numbers and the buffers that it loaded. sample: makes a micro-batch.
@@ -211,14 +211,12 @@ class RankLoop(Loop):
                 text = "exchange and skew are not measured: this version of torch cannot time FSDP2 on a CPU"
                 self.put(MarkEvent("note", self.step, text))
             return
-        assert strategy.ddp is not None
-        marks = DdpMarks(strategy.ddp)
         with kept_random(stepper.device), kept_training(stepper), kept_buffers(stepper.model):
             batch = stepper.moved(sample())
             for _ in range(2):
                 stepper.forward_backward(map_tensors(batch, torch.clone), no_phase)
                 stepper.drop_gradients()
-        marks.learned(self.clock)
+        strategy.mark_exchange(self.clock)
 
     def run(self) -> str | None:
         self.agreement.begin(self.step)

@@ -27,7 +27,8 @@ from ndd_engine.errors import UsageError, shortened
 from ndd_engine.text import counted
 from ndd_engine.train.checkpoint_state import is_sharded
 from ndd_engine.workloads.result import TrainingParts
-from ndd_watch.clock import PhaseClock
+from ndd_watch.clock import BACKWARD, CURRENT, PhaseClock
+from ndd_watch.waits import GradientExchange
 
 PART = "exchange"
 # The functions of torch.distributed that FSDP2 calls. torch 2.13 renames them, and warns of the old names.
@@ -36,38 +37,6 @@ GATHER, SCATTER = (
     if hasattr(dist, "all_gather_single")
     else ("all_gather_into_tensor", "reduce_scatter_tensor")
 )
-
-
-class DdpMarks:
-    """Begins "backward/exchange" when the last gradient of a step is ready.
-
-    Which one that is shows in two backward passes (DDP arranges its buckets after the first); see `learned`.
-    """
-
-    def __init__(self, module: DistributedDataParallel) -> None:
-        self._module = module
-        self._clock: PhaseClock | None = None
-        self._parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-        self._order: list[int] = []
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._noting(index))  # type: ignore[no-untyped-call]
-            for index, parameter in enumerate(self._parameters)
-        ]
-
-    def _noting(self, index: int) -> Callable[[Tensor], None]:
-        return lambda _parameter: self._order.append(index)
-
-    def learned(self, clock: PhaseClock) -> None:
-        """After two backward passes: keep the hook of the last gradient only, and mark on this clock."""
-        self._clock = clock
-        for handle in self._handles:
-            handle.remove()
-        last = self._parameters[self._order[-1]] if self._order else None
-        self._handles = [] if last is None else [last.register_post_accumulate_grad_hook(self._mark)]  # type: ignore[no-untyped-call]
-
-    def _mark(self, _parameter: Tensor) -> None:
-        if self._clock is not None and self._module.require_backward_grad_sync:
-            self._clock.enter_part(PART)
 
 
 class _Marked:
@@ -182,6 +151,9 @@ class Strategy:
         """
         raise NotImplementedError
 
+    def before_backward(self, loss: Tensor) -> None:
+        """The backward pass of a micro-batch begins."""
+
     def hidden_ns(self) -> float | None:
         """Nanoseconds of exchange during the computation of a recent step's backward; None if they are unknown."""
         return None
@@ -215,6 +187,20 @@ class Ddp(Strategy):
     def __init__(self, section: ParallelSection, device: torch.device) -> None:
         super().__init__(section, device)
         self.ddp: DistributedDataParallel | None = None
+        self._exchange: GradientExchange | None = None
+
+    def mark_exchange(self, clock: PhaseClock) -> None:
+        """From now on, begin "backward/exchange" on this clock when the gradients of a step are computed."""
+
+        def computed() -> None:
+            if clock.state[CURRENT] == BACKWARD:
+                clock.enter_part(PART)
+
+        self._exchange = GradientExchange(computed, lambda _error: None)
+
+    def before_backward(self, loss: Tensor) -> None:
+        if self._exchange is not None and self.ddp is not None and self.ddp.require_backward_grad_sync:
+            self._exchange.begin(loss)
 
     def computing(self, forward: Forward | None = None) -> nn.Module:
         section = self.section

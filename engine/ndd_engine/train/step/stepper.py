@@ -363,6 +363,8 @@ class Stepper:
         self._look(loss)
         self._look_closely(loss, batch)  # before the update, which makes the weights NaN as well
         enter(phase.BACKWARD)
+        if self.strategy is not None:
+            self.strategy.before_backward(loss)
         (loss if scaler is None else scaler.scale(loss)).backward()  # type: ignore[no-untyped-call]
         if pooled:
             self._keep_gradients()
