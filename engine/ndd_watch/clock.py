@@ -504,10 +504,11 @@ def no_phase(_phase: int) -> None:
 memory = MappedMemory()
 # The clock of the process: its integers, of which `row` and `rest` are parts, and the clock of the GPU that the thread
 # trains on. Where a phase changes, `mark` is called if the step has marks.
-_clock = PhaseClock(now, memory.values)
-S, row, rest, gpu, marks = memory.values, _clock.row, _clock.rest, _clock.gpu, _clock.marks
-enter, evaluation, set_aside, mark = _clock.enter, _clock.evaluation, _clock.set_aside, gpu.mark
-take, clear, skip = _clock.take, _clock.clear, _clock.skip
+phase_clock = PhaseClock(now, memory.values)
+S, row, rest = memory.values, phase_clock.row, phase_clock.rest
+gpu, marks, mark = phase_clock.gpu, phase_clock.marks, phase_clock.gpu.mark
+enter, evaluation, set_aside = phase_clock.enter, phase_clock.evaluation, phase_clock.set_aside
+take, clear, skip = phase_clock.take, phase_clock.clear, phase_clock.skip
 
 
 def begin(thread: int) -> None:
@@ -521,7 +522,7 @@ def begin(thread: int) -> None:
 
 def add_row() -> None:
     """Write the current step as a row."""
-    _clock.waited_ns += row[DATA_WAIT]
+    phase_clock.waited_ns += row[DATA_WAIT]
     count = S[ROWS]
     at = ROWS_AT + count % MOST_ROWS * ROW_WIDTH
     S[at] = S[DONE]
@@ -531,7 +532,7 @@ def add_row() -> None:
 
 def waited_ns() -> int:
     """Waiting for data in all steps that have a row, so far."""
-    return _clock.waited_ns
+    return phase_clock.waited_ns
 
 
 def leave_out_rest() -> None:

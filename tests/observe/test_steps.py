@@ -15,7 +15,7 @@ from observed import run
 from tests.cli import program
 from tests.tiers import few
 
-from ndd_watch import emit
+from ndd_watch import clock, emit
 from ndd_watch.clock import LAST, S
 from ndd_watch.looks import Looks, augments
 from ndd_watch.loops import Ends, Passes
@@ -70,10 +70,10 @@ def test_steps_of_several_optimizers(order: str, steps: int) -> None:
 def test_a_pause_is_in_no_step_and_in_no_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a process whose console disappears after three looks. Time passes only while it sleeps."""
     before, slept, window_ends = S[:], [], []
-    monkeypatch.setattr(emit, "now", lambda: 1_000 + sum(slept))
+    monkeypatch.setattr(clock.phase_clock, "now", lambda: 1_000 + sum(slept))
     monkeypatch.setattr(emit, "time", SimpleNamespace(sleep=lambda _: slept.append(500)))
     monkeypatch.setattr(emit, "lives", lambda _: S[PAUSED] == 1 and len(slept) < 3)
-    steps: Any = SimpleNamespace(end_window=lambda: window_ends.append(emit.now()))
+    steps: Any = SimpleNamespace(end_window=lambda: window_ends.append(clock.phase_clock.now()))
     nothing: Any = None
     S[HOLDER] = 7
     try:
