@@ -31,7 +31,6 @@ from .mapped import (
     PAUSED,
     PENDING,
     REQUEST,
-    SKIPPED,
     STARTS,
     Heap,
     allocator,
@@ -144,7 +143,7 @@ class Emitter:
         self._items, self._batch, self._readers = 0, 0, 1
         # Micro-steps before that was known, at the beginning.
         self._unknown = 0
-        self._skipped = self._first_ns = self._starts = 0
+        self._first_ns = self._starts = 0
         # Python forgets it before a short script's model is described at its exit.
         self._main = getattr(sys.modules.get("__main__"), "__file__", None)
         self._status = ("done", "")
@@ -300,15 +299,10 @@ class Emitter:
         newest, shape = steps.loss, steps.shape
         if steps.gate is None:  # a trial reads them itself
             steps.loss = steps.shape = None
-        garbage = self._steps.garbage.take()
         micro = max(S[MICRO] - self._micro, 0)
         self._micro += micro
         first, self._first_ns = S[FIRST_NS] - self._first_ns, S[FIRST_NS]
         passes, self._starts = S[STARTS] - self._starts, S[STARTS]
-        skipped, self._skipped = S[SKIPPED] - self._skipped, S[SKIPPED]
-        since = steps.finite.first, steps.finite.since
-        steps.finite.first = None
-        first_skipped, skipping_since = (None if one is None else one + self._earlier for one in since)
         step = self.step - self._earlier
         count, self._shown = max(step - self._shown, 0), step
         self._items = self._passes.full(shape[0], self._items) if shape else self._items or self._batch
@@ -338,10 +332,8 @@ class Emitter:
             micro_steps=micro, items=items, tokens=0, wall_ns=wall, step_p50_ns=None, step_p95_ns=None,
             step_max_ns=None, phases={}, loss=None if newest is None else newest[1],
             last_loss=None if newest is None else [newest[0] + 1 + self._earlier, newest[1]], lr=_read(self._rate),
-            gc_ns=garbage.ns, gc_count=garbage.number, gc_max_ns=garbage.longest_ns, profiled=profiled,
-            heap_bytes=self._heap.read(), kept_steps=kept, passes=passes, loss_scale=_read(self._scale),
-            skipped=skipped, first_skipped=first_skipped, skipping_since=skipping_since,
-            bad_loss=self._bad_loss(), timed=timed,
+            **steps.garbage.take(), profiled=profiled, heap_bytes=self._heap.read(), kept_steps=kept, passes=passes,
+            loss_scale=_read(self._scale), **steps.finite.take(self._earlier), timed=timed,
         )  # fmt: skip
 
     def _items_of(self, micro: int) -> int:
@@ -374,13 +366,6 @@ class Emitter:
 
         values.send([given], arrived)
         return self._late.get(name)
-
-    def _bad_loss(self) -> list[Any] | None:
-        """Since when the losses are not finite, see WindowEvent of the record; null while they are."""
-        if (found := self._steps.finite.loss) is None:
-            return None
-        words, first, before, *values = found
-        return [words, first + self._earlier, None if before is None else before + self._earlier, *values]
 
     def _describe(self) -> None:
         """Record what is trained, and where; on the training thread."""

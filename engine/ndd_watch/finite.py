@@ -36,7 +36,7 @@ class Finite:
     suspicious: called where more is skipped than usual, and for each loss that is not finite. loss: while losses are
     not finite, (value in words, the first step with it, and of the finite ones before: the step of the last one, its
     value, and the lowest value; or None). since: the first of the skipped updates in a row, None without one. first:
-    the first skipped update that counts since this was set to None.
+    the first skipped update that counts since `take`.
     """
 
     def __init__(self) -> None:
@@ -46,8 +46,9 @@ class Finite:
         self.first: int | None = None
         self._last: tuple[int | None, float | None, float | None] = (None, None, None)
         self._settled, self._row = False, 0
-        # Skipped updates and steps where they began to be counted as many.
+        # Skipped updates and steps where they began to be counted as many; those that were told.
         self._many = (0, 0)
+        self._told = int(S[SKIPPED])
         self._scaler: weakref.ref[Any] | None = None
         self._key = 0
 
@@ -84,6 +85,22 @@ class Finite:
         self.loss = "NaN" if math.isnan(value) else "infinite", first, *self._last
         self.suspicious()
         return False
+
+    def take(self, earlier: int = 0) -> dict[str, Any]:
+        """Fields of a window that ends. earlier: steps of earlier processes, which steps of the record include."""
+
+        def shown(step: int | None) -> int | None:
+            return None if step is None else step + earlier
+
+        skipped, self._told = S[SKIPPED] - self._told, int(S[SKIPPED])
+        first, self.first = self.first, None
+        bad = None
+        if self.loss is not None:
+            words, begin, before, *values = self.loss
+            bad = words, shown(begin), shown(before), *values
+        return {
+            "skipped": skipped, "first_skipped": shown(first), "skipping_since": shown(self.since), "bad_loss": bad,
+        }  # fmt: skip
 
     @property
     def scales(self) -> bool:

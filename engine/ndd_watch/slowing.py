@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any
 
 from .apart import Dropped, gc, time
 from .clock import BASE, EVALUATE, S, no_phase, now
@@ -219,14 +219,6 @@ class Retained:
 MOST = 4096
 
 
-class Pauses(NamedTuple):
-    """Number of collections, their total time and the longest one, in nanoseconds."""
-
-    number: int = 0
-    ns: int = 0
-    longest_ns: int = 0
-
-
 class Garbage:
     """Times the collections between `begin` and `end`. every_steps: see `schedule`."""
 
@@ -265,8 +257,8 @@ class Garbage:
             enter(OTHER)
             gc.collect()
 
-    def take(self) -> Pauses:
-        """The collections since the last call."""
+    def take(self) -> dict[str, Any]:
+        """The collections since the last call, as fields of a window."""
         begins, ends = list(self._begins), list(self._ends)
         self._begins.clear()
         self._ends.clear()
@@ -274,7 +266,7 @@ class Garbage:
         while begins and ends and begins[-1] > ends[-1]:
             begins.pop()
         spent = [end - begin for begin, end in zip(reversed(begins), reversed(ends))]
-        return Pauses(len(spent), sum(spent), max(spent, default=0))
+        return {"gc_count": len(spent), "gc_ns": sum(spent), "gc_max_ns": max(spent, default=0)}
 
 
 def _stamps(times: deque[int]) -> Callable[[Any], Any]:

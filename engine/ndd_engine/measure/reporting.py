@@ -27,9 +27,9 @@ from ndd_engine.measure.window import Window
 from ndd_engine.record.events import Event, MarkEvent, MemoryEvent, ScalarsEvent, WindowEvent, WorkEvent
 from ndd_engine.text import printable
 from ndd_watch.apart import Compilations
-from ndd_watch.clock import PhaseClock, S
+from ndd_watch.clock import PhaseClock
 from ndd_watch.finite import Finite
-from ndd_watch.mapped import SKIPPED, Heap, allocator
+from ndd_watch.mapped import Heap, allocator
 from ndd_watch.slowing import Garbage
 
 from .process_watch import Children
@@ -193,7 +193,7 @@ class Reporter:
         # Of this process, also after the end.
         self.children = Children()
         self._compilations, self._heap = Compilations(), Heap()
-        self._finite, self._skipped = Finite(), int(S[SKIPPED])
+        self._finite = Finite()
         self._made = 0  # items at the end of the last window
         self._has_gpu = losses.device.type == "cuda"
         self._told_failure = False
@@ -234,7 +234,6 @@ class Reporter:
         work, window = self._work, Window.of(self.clock)
         if not window.wall_ns:
             return
-        pauses = self.garbage.take()
         steps, self.steps = self.steps, 0
         passes, self.passes = self.passes, 0
         arrived, self.arrived = self.arrived, []
@@ -246,11 +245,9 @@ class Reporter:
         extras = self.losses.extras
         for place, loss in arrived:
             self._finite.read(place, loss)
-        finite, self._finite.first = self._finite, None
         for place, skip in self.losses.skips:
-            finite.updated(skip, place - 1)
+            self._finite.updated(skip, place - 1)
         self.losses.skips = []
-        skipped, self._skipped = S[SKIPPED] - self._skipped, S[SKIPPED]
         event = WindowEvent(
             step=step,
             epoch=epoch,
@@ -265,13 +262,8 @@ class Reporter:
             lr=self._stepping.lr,
             grad_norm=extras.get("grad_norm"),
             loss_scale=extras.get("loss_scale"),
-            skipped=skipped,
-            first_skipped=finite.first,
-            skipping_since=finite.since,
-            bad_loss=finite.loss,
-            gc_ns=pauses.ns,
-            gc_count=pauses.number,
-            gc_max_ns=pauses.longest_ns,
+            **self._finite.take(),
+            **self.garbage.take(),
             profiled=self.profiled,
             heap_bytes=self._heap.read(),
             kept_steps=self._stepping.kept_steps,
