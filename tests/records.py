@@ -24,7 +24,7 @@ def run_event(**changes: Any) -> RunEvent:
     body: dict[str, Any] = {
         "name": "r", "workload": "chartext", "config": CONFIG, "pid": 1, "host": "h", "device": "cpu",
         "device_name": "CPU", "gpu": None, "versions": {"torch": "2.6"}, "parameters": 10, "precision": "fp32",
-        "item": "window", "token": "character", "tokens_per_item": 64, "items_per_step": 16, "items_per_epoch": 1600,
+        "item": "segment", "token": "character", "tokens_per_item": 64, "items_per_step": 16, "items_per_epoch": 1600,
         "steps_per_epoch": 100, "epochs": 10, "total_steps": 1000, "model": "m", "data": "d", "usable_cores": 2.0,
     }  # fmt: skip
     return RunEvent(**{**body, **changes})

@@ -29,7 +29,7 @@ CHANGING = ("workload.size=tiny", "workload.augment=true", "batch.micro=8", "run
 
 
 def _small_text(sequence: int, micro: int) -> tuple[str, ...]:
-    """A model so small that fetching its windows one by one is noticeable."""
+    """A model so small that fetching its segments one by one is noticeable."""
     return (
         "workload.size=tiny", "workload.layers=1", "workload.width=16", f"batch.sequence={sequence}",
         f"batch.micro={micro}",

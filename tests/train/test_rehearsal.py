@@ -331,7 +331,7 @@ def test_a_size_that_the_data_cannot_feed_is_not_in_question(
     speeds: dict[tuple[str, int], float], tmp_path: Path
 ) -> None:
     text = tmp_path / "short.txt"
-    text.write_text("a short text. " * 150)  # 2100 characters: enough for windows of 64, not of 128
+    text.write_text("a short text. " * 150)  # 2100 characters: enough for segments of 64, not of 128
     speeds.update({("tiny", 1): 1e9, ("mini", 1): 1e9, ("small", 1): 1e9, ("medium", 1): 1e9})
     assert chosen(f"workload.data={text}").size == "tiny"
 

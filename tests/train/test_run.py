@@ -59,7 +59,7 @@ def test_a_run_is_done_and_everything_it_did_is_in_its_record(trainer: Trainer) 
     assert read(result.directory.config).resolve() == read(None, sets).resolve()
     identity = result.identity
     assert identity.config == read(None, sets).resolve().model_dump(mode="json")
-    assert (identity.workload, identity.item, identity.tokens_per_item) == ("eeg", "window", 8)
+    assert (identity.workload, identity.item, identity.tokens_per_item) == ("eeg", "segment", 8)
     assert (identity.items_per_step, identity.device, identity.gpu, identity.threads) == (16, "cpu", None, 1)
     assert identity.versions.keys() >= {"ndd", "python", "torch", "system"}
     assert (identity.resumed_step, identity.resumed_from) == (None, None)
@@ -145,7 +145,7 @@ def test_another_seed_gives_another_run(trainer: Trainer) -> None:
         (("run.epochs=3", "run.max_steps=10"), 10, 1, STEPS_PER_EPOCH),
         (("run.epochs=1", "run.max_steps=100"), STEPS_PER_EPOCH, 1, STEPS_PER_EPOCH),
         (("run.epochs=5", "run.max_steps=30"), 30, 2, STEPS_PER_EPOCH),
-        # 352 windows are 35 micro-batches and 8 whole steps: an epoch leaves out the items that fill no step.
+        # 352 segments are 35 micro-batches and 8 whole steps: an epoch leaves out the items that fill no step.
         (("batch.micro=10", "batch.accumulation=4", "run.epochs=2"), 16, 2, 8),
     ],
 )

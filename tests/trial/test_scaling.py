@@ -96,7 +96,7 @@ def test_a_batch_that_is_impossible_is_reported_before_anything_is_measured() ->
 
 def facts(ranks: int, rate: float, **more: Any) -> dict[str, Any]:
     return {
-        "ranks": ranks, "unit": "window", "items_per_s": rate, "step_s": 16 * ranks / rate, "prepare_s": 1.0,
+        "ranks": ranks, "unit": "segment", "items_per_s": rate, "step_s": 16 * ranks / rate, "prepare_s": 1.0,
         "peak_bytes": 1 << 30, "items_per_step": 16 * ranks, "threads": 2 // ranks, "device": "cpu",
         "device_name": "Test CPU", **more,
     }  # fmt: skip
@@ -135,7 +135,7 @@ def test_the_efficiency_is_the_ratio_over_that_of_the_ranks() -> None:
     assert body["scaling"] == "weak" and "16, 32, 64" in body["batch"]
     assert body["rows"][1]["exchange_s"] == pytest.approx(0.002)
     text = "\n".join(lines(scaling_blocks(state, "x.toml")))
-    assert "78 to 82" in text and "windows/s" in text
+    assert "78 to 82" in text and "segments/s" in text
 
 
 def test_what_is_lost_adds_up_to_what_is_missing() -> None:

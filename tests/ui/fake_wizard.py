@@ -24,7 +24,7 @@ def proposal(
     parameters = {"guide": 10_900_000, "medium": 2_700_000}[size]
     return Proposal(
         Model(size, sequence, "bf16"), Batch(micro, accumulation), "host", 0, parameters, int(memory_gb * GB), FREE,
-        step_s, 5_000_000, float(sequence), cost=cost, item="window", token="character",
+        step_s, 5_000_000, float(sequence), cost=cost, item="segment", token="character",
     )  # fmt: skip
 
 
@@ -93,8 +93,8 @@ class FakeWizard:
 
     def choose(self, place: int) -> tuple[str, ...]:
         return (
-            "465,231 characters, windows of 256",
-            f"{1_723 + place:,} training windows, 256 characters each",
+            "465,231 characters, segments of 256",
+            f"{1_723 + place:,} training segments, 256 characters each",
         )
 
     def fields(self) -> tuple[Field, ...]:

@@ -287,13 +287,13 @@ def test_another_workload_has_its_own_data_and_resets_the_answers() -> None:
         32,
         64,
     )
-    assert "windows" in " ".join(made.choose(names.index("eeg")))
+    assert "segments" in " ".join(made.choose(names.index("eeg")))
     assert made.answers.workload == "eeg" and not made.problem()
     assert (made.answers.sizes, made.answers.min_sequence, made.answers.effective_batch) == ((), None, None)
 
 
 def test_the_effective_batch_is_limited_by_the_data() -> None:
-    made = job(sets=("workload.size=tiny", "batch.sequence=64", "batch.micro=2000"))  # of 6,903 windows
+    made = job(sets=("workload.size=tiny", "batch.sequence=64", "batch.micro=2000"))  # of 6,903 segments
     seen = set()
     for _ in range(6):
         change(made, "effective batch")

@@ -16,7 +16,7 @@ FREE = 1000 * MIB
 KEPT_BYTES = 300 * MIB
 MODEL = Model("tiny", 64, "off")
 OPENED = Opened(
-    device="cpu", device_name="Test CPU", chosen_threads=None, item="window", token="character", tokens_per_item=64.0,
+    device="cpu", device_name="Test CPU", chosen_threads=None, item="segment", token="character", tokens_per_item=64.0,
     train_items=1600, parameters=1000, model="a model", data="some text", size="tiny", memory_gb=None, sequence=64,
     process_bytes=0, context_bytes=0, free_bytes=None, items=ItemCounts(KEPT_BYTES, gathers=True), setup_s=3.0,
     lengths=[],

@@ -347,7 +347,7 @@ def test_threads_that_are_faster_are_proposed_beside_the_present_configuration()
     present = unprobed_present(there, sized, rows)
     assert present is not None and present.threads is None and present.given == () and present.allowed
     # Their rates are shown in what the workload calls its items and tokens.
-    assert {(one.item, one.token) for one in (*rows, present)} == {("window", "character")}
+    assert {(one.item, one.token) for one in (*rows, present)} == {("segment", "character")}
     # Another model or batch than any of the rows is outside the limits.
     outside = unprobed_present(there, sized, ())
     assert outside is not None and not outside.allowed

@@ -182,7 +182,7 @@ def test_a_proposal_is_told_alike_in_its_row_and_below_it(rows: list[Any]) -> No
         assert float(rate.replace(",", "")) * seconds(step) == pytest.approx(
             items, rel=0.01 + rounding(step), abs=6e-4 * seconds(step)
         )
-        assert f"{rate} windows/s" in about_text(one)
+        assert f"{rate} segments/s" in about_text(one)
         assert f"peak {cell['memory'](one)} of" in about_text(one)
         tokens = cell["tokens/s"](one)
         assert f"{tokens} characters/s" in about_text(one)
@@ -319,7 +319,7 @@ def test_a_comparison_is_told_alike_for_two_runs_for_several_and_as_json(
     assert words.split() == shown(block_rows(two, 300)).replace("─", "").split()
     (ratio,) = re.findall(r"B/A ([0-9.]+)x", words)
     assert float(ratio) == pytest.approx(as_json["items_per_s_ratio"], abs=6e-4)
-    rates = [float(value.replace(",", "")) for value in re.findall(r"[AB] ([0-9.,]+) windows/s", words)]
+    rates = [float(value.replace(",", "")) for value in re.findall(r"[AB] ([0-9.,]+) segments/s", words)]
     assert rates[1] / rates[0] == pytest.approx(float(ratio), rel=0.02)
     assert f"{ratio}x" in shown(block_rows(more, 300))
     if as_json["low"] is not None:

@@ -159,8 +159,8 @@ def test_both_sides_are_shown_in_a_table() -> None:
         "faster 2.00x",
     ]
     assert lines(trial_blocks(TrialEvent(["x=1"], "y", "failed", "failed: z"))) == ["failed: z"]
-    windows = replace(event, base={**side, "unit": "window"}, change={**change, "unit": "window"})
-    assert lines(trial_blocks(windows))[1].split()[3:5] == ["640", "windows/s"]
+    windows = replace(event, base={**side, "unit": "segment"}, change={**change, "unit": "segment"})
+    assert lines(trial_blocks(windows))[1].split()[3:5] == ["640", "segments/s"]
 
 
 def test_the_conditions_of_a_trial() -> None:

@@ -32,7 +32,7 @@ def teller(lines: list[str], **options: Any) -> RunProgress:
 def test_a_line_names_its_units() -> None:
     line = progress_line(snapshot())
     for part in (
-        "4,218/6,900", "18.3 steps/s", "4,687 windows/s", "1,199,872 characters/s", "2 micro-steps of 27.3 ms",
+        "4,218/6,900", "18.3 steps/s", "4,687 segments/s", "1,199,872 characters/s", "2 micro-steps of 27.3 ms",
         "35.5 TFLOP/s, MFU 34 %", "2 min 26 s",
     ):  # fmt: skip
         assert part in line, part
@@ -62,7 +62,7 @@ def test_what_is_left_says_what_it_is_without(left: TimeLeft, words: str) -> Non
     [
         (
             {},
-            ("6,900", "256 windows of 256 characters (2 micro-steps of 128)", "276", "70,656", "18,087,936"),
+            ("6,900", "256 segments of 256 characters (2 micro-steps of 128)", "276", "70,656", "18,087,936"),
         ),
         (
             {"config": {"batch": {"micro": 256, "accumulation": 1}}, "item": "clip", "token": None},
@@ -72,7 +72,7 @@ def test_what_is_left_says_what_it_is_without(left: TimeLeft, words: str) -> Non
             {"config": {"batch": {"micro": 64, "accumulation": 2}, "parallel": {"ranks": 2}}},
             ("(2 micro-steps of 64 on each of 2 ranks)",),
         ),
-        ({"tokens_per_item": float("nan")}, ("70,656 windows",)),
+        ({"tokens_per_item": float("nan")}, ("70,656 segments",)),
     ],
 )
 def test_the_introduction_says_what_a_step_and_an_epoch_are(
@@ -185,8 +185,8 @@ def last_words(value: Snapshot) -> str:
 def test_the_last_words_hold_the_rates_and_the_work() -> None:
     text = last_words(ended("done", ""))
     for part in (
-        "4,218 ", "1,079,808 windows", "3 min 51 s", "54.6 ms (2 micro-steps of 27.3 ms)", "18.3 steps/s",
-        "4,687 windows/s", "1,199,872 characters/s", "15.1 s", "35.5 TFLOP/s, MFU 34 % of 104 TFLOP/s", "62.6 FLOP/B",
+        "4,218 ", "1,079,808 segments", "3 min 51 s", "54.6 ms (2 micro-steps of 27.3 ms)", "18.3 steps/s",
+        "4,687 segments/s", "1,199,872 characters/s", "15.1 s", "35.5 TFLOP/s, MFU 34 % of 104 TFLOP/s", "62.6 FLOP/B",
         "speed.attention",
     ):  # fmt: skip
         assert part in text, part

@@ -34,9 +34,9 @@ SHORT_TEXT = {**TINY_TEXT, "max_characters": 20_000}
 
 # Workload -> section, (item, token), metrics with the headline first.
 BUILTIN: dict[str, tuple[dict[str, Any], tuple[str, str | None], list[str]]] = {
-    "chartext": (SHORT_TEXT, ("window", "character"), ["bits_per_char", "loss"]),
-    "diffusion": ({**SHORT_TEXT, "objective": "diffusion"}, ("window", "character"), ["bits_per_char", "loss"]),
-    "eeg": ({"name": "eeg", "samples": 4000}, ("window", "sample"), ["rmse", "auroc", "loss"]),
+    "chartext": (SHORT_TEXT, ("segment", "character"), ["bits_per_char", "loss"]),
+    "diffusion": ({**SHORT_TEXT, "objective": "diffusion"}, ("segment", "character"), ["bits_per_char", "loss"]),
+    "eeg": ({"name": "eeg", "samples": 4000}, ("segment", "sample"), ["rmse", "auroc", "loss"]),
     "antispoof": ({**ANTISPOOF, "clips": 40}, ("clip", "frame"), ["eer_percent", "loss"]),
     "finetune": (
         {"name": "finetune", "layers": 1, "width": 16, "heads": 2, "document_chars": 600},

@@ -1,4 +1,4 @@
-"""The workloads of characters and of signals: their sizes, windows and metrics, and every mistake in their files."""
+"""The workloads of characters and of signals: their sizes, segments and metrics, and every mistake in their files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ndd_engine.workloads.chartext import (
     NextCharacterModel,
     ScoreModel,
     Size,
-    TextWindows,
+    TextSegments,
     absorb,
     score_entropy,
 )
 from ndd_engine.workloads.eeg import (
     SEIZURE,
-    SampleWindows,
+    SignalSegments,
     area_under_roc,
     clip_outliers,
     synthetic,
@@ -68,16 +68,16 @@ def test_score_entropy_is_the_published_formula() -> None:
 
 def test_windows_shift_by_one_and_have_room_for_the_target() -> None:
     codes = torch.arange(20)
-    windows = TextWindows(codes, 4, 4)
-    assert len(windows) == 4  # the fifth would have no target for its last character
-    given, target = windows[3]
+    segments = TextSegments(codes, 4, 4)
+    assert len(segments) == 4  # the fifth would have no target for its last character
+    given, target = segments[3]
     assert given.tolist() == [12, 13, 14, 15] and target.tolist() == [13, 14, 15, 16]
-    assert len(TextWindows(codes, 4, 1)) == 16
-    assert [list(item) for item in TextWindows(codes, 4, 8, shifted=False)] == [[0, 1, 2, 3], [8, 9, 10, 11]]
+    assert len(TextSegments(codes, 4, 1)) == 16
+    assert [list(item) for item in TextSegments(codes, 4, 8, shifted=False)] == [[0, 1, 2, 3], [8, 9, 10, 11]]
     with pytest.raises(IndexError):
-        windows[4]
-    copy = pickle.loads(pickle.dumps(windows))
-    assert torch.equal(copy[1][1], windows[1][1])
+        segments[4]
+    copy = pickle.loads(pickle.dumps(segments))
+    assert torch.equal(copy[1][1], segments[1][1])
 
 
 def test_builtin_and_stdlib_texts() -> None:
@@ -92,14 +92,14 @@ def test_builtin_and_stdlib_texts() -> None:
 
 def test_windows_of_stride_one() -> None:
     signal = torch.arange(20.0).reshape(10, 2)
-    windows = SampleWindows(signal, 4, torch.arange(10))
-    assert len(windows) == 10 - 4
-    given, target, label = windows[5]
+    segments = SignalSegments(signal, 4, torch.arange(10))
+    assert len(segments) == 10 - 4
+    given, target, label = segments[5]
     assert torch.equal(given, signal[5:9]) and torch.equal(target, signal[9:10]) and int(label) == 9
-    assert len(SampleWindows(signal, 4)[0]) == 2
+    assert len(SignalSegments(signal, 4)[0]) == 2
     with pytest.raises(IndexError):
-        windows[6]
-    assert torch.equal(pickle.loads(pickle.dumps(windows))[2][0], windows[2][0])
+        segments[6]
+    assert torch.equal(pickle.loads(pickle.dumps(segments))[2][0], segments[2][0])
 
 
 def test_builtin_signal_is_seeded_and_its_seizure_is_in_the_evaluation_part() -> None:

@@ -72,7 +72,7 @@ class ChartextSection(Section):
         None,
         ge=1,
         le=MANY,
-        description="characters between the starts of windows; default: batch.sequence (no overlap)",
+        description="characters between the starts of segments; default: batch.sequence (no overlap)",
     )
     max_characters: int | None = Field(
         None, ge=64, le=MANY, description="maximum number of characters of the text to use; default: all"

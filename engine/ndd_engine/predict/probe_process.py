@@ -277,7 +277,7 @@ class ProbeProcess(ChildServer):
         return Probed(*known, memory, found.middle, found, self._share_of(workload))
 
     def _share_of(self, workload: Any) -> float:
-        """Items of the data, relative to the first probe: a shorter sequence may cut a text into more windows."""
+        """Items of the data, relative to the first probe: a shorter sequence may cut a text into more segments."""
         from ndd_engine.workloads.base import item_count
 
         count = item_count(workload.train_data)

@@ -8,7 +8,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .base import GatherItems, MeanLoss, build_checked, full_precision, sliding_windows
+    from .base import GatherItems, MeanLoss, build_checked, full_precision, overlapping_segments
     from .interface import DataFacts, Settings
     from .problems import (
         ErrorList,
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
         read_text,
         read_texts,
     )
-    from .series import SeriesLayout, split, window_count
+    from .series import SeriesLayout, segment_count, split
 
 __all__ = [
     "DataFacts",
@@ -36,16 +36,16 @@ __all__ = [
     "is_folder",
     "json_strings",
     "numbered_lines",
+    "overlapping_segments",
     "read_text",
     "read_texts",
-    "sliding_windows",
+    "segment_count",
     "split",
-    "window_count",
 ]  # fmt: skip
 _MODULES = {
-    "base": ("GatherItems", "MeanLoss", "build_checked", "full_precision", "sliding_windows"),
+    "base": ("GatherItems", "MeanLoss", "build_checked", "full_precision", "overlapping_segments"),
     "interface": ("DataFacts", "Settings"),
-    "series": ("SeriesLayout", "split", "window_count"),
+    "series": ("SeriesLayout", "split", "segment_count"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -479,10 +479,10 @@ def parameter_count(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
-def sliding_windows(series: Tensor, span: int) -> Tensor:
-    """A view (N - span + 1, span, …) of all windows of a contiguous series (N, …), without copying.
+def overlapping_segments(series: Tensor, span: int) -> Tensor:
+    """A view (N - span + 1, span, …) of all segments of a contiguous series (N, …), without copying.
 
-    Each window is contiguous, so index_select copies whole windows; indexing with a matrix of positions would copy
+    Each segment is contiguous, so index_select copies whole segments; indexing with a matrix of positions would copy
     row by row.
     """
     shape, strides = series.shape, series.stride()

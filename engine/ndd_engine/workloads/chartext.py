@@ -13,7 +13,14 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (its usual name)
 from torch import Tensor, nn
 
-from ndd_engine.workloads import GatherItems, MeanLoss, Settings, build_checked, sliding_windows, window_count
+from ndd_engine.workloads import (
+    GatherItems,
+    MeanLoss,
+    Settings,
+    build_checked,
+    overlapping_segments,
+    segment_count,
+)
 
 from .chartext_data import read
 
@@ -23,7 +30,7 @@ NOISE_EPS = 1e-3  # minimum time, and the share not absorbed at time 1 (SEDD's l
 
 
 def factory(settings: Settings) -> dict[str, Any]:
-    """Windows of a text and a model of it. The index i stands for vocabulary[i]."""
+    """Segments of a text and a model of it. The index i stands for vocabulary[i]."""
     data, options = read(settings), settings.options
     vocabulary, layout, notes = data.vocabulary, data.layout, data.notes
     diffusion = options["objective"] == "diffusion"
@@ -47,10 +54,10 @@ def factory(settings: Settings) -> dict[str, Any]:
     train, evaluation = codes[: layout.train], codes[layout.train :]
     return {
         "model": model,
-        "train_data": TextWindows(train, layout.sequence, layout.stride, not diffusion),
-        "eval_data": TextWindows(evaluation, layout.sequence, layout.eval_stride, not diffusion),
+        "train_data": TextSegments(train, layout.sequence, layout.stride, not diffusion),
+        "eval_data": TextSegments(evaluation, layout.sequence, layout.eval_stride, not diffusion),
         **parts,
-        "item": "window",
+        "item": "segment",
         "token": "character",
         "tokens_per_item": layout.sequence,
         "parts": model.parts(),
@@ -61,33 +68,33 @@ def factory(settings: Settings) -> dict[str, Any]:
     }
 
 
-class TextWindows(GatherItems):
-    """Windows of `sequence` characters over one int64 tensor (N,), their starts `stride` apart.
+class TextSegments(GatherItems):
+    """Segments of `sequence` characters over one int64 tensor (N,), their starts `stride` apart.
 
     An item is (input, target), both (sequence,) int64, the target one character later; without `shifted` it is the
-    input only. Every window has room for the target, so both forms have the same items.
+    input only. Every segment has room for the target, so both forms have the same items.
     """
 
     def __init__(self, codes: Tensor, sequence: int, stride: int, shifted: bool = True) -> None:
         self.codes, self.sequence, self.stride, self.shifted = codes, sequence, stride, shifted
 
     def __len__(self) -> int:
-        return window_count(len(self.codes), self.sequence + 1, self.stride)
+        return segment_count(len(self.codes), self.sequence + 1, self.stride)
 
     def __getitem__(self, index: int) -> Any:
         self.check(index)
         start = index * self.stride
-        window = self.codes[start : start + self.sequence]
+        segment = self.codes[start : start + self.sequence]
         if not self.shifted:
-            return window
-        return window, self.codes[start + 1 : start + self.sequence + 1]
+            return segment
+        return segment, self.codes[start + 1 : start + self.sequence + 1]
 
     def batch(self, indices: Tensor) -> Any:
         """The items at `indices` (B,) int64 on the text's device, as a collated batch, by one gather."""
-        windows = sliding_windows(self.codes, self.sequence)
+        segments = overlapping_segments(self.codes, self.sequence)
         starts = indices * self.stride
-        inputs = windows.index_select(0, starts)
-        return inputs if not self.shifted else (inputs, windows.index_select(0, starts + 1))
+        inputs = segments.index_select(0, starts)
+        return inputs if not self.shifted else (inputs, segments.index_select(0, starts + 1))
 
 
 class Diffused(NamedTuple):

@@ -12,7 +12,7 @@ from .builtin_texts import library_texts, manual_topics, source_name
 
 @dataclass(frozen=True)
 class TextData:
-    """A text and how it is cut into windows. vocabulary: its distinct characters, sorted by code point."""
+    """A text and how it is cut into segments. vocabulary: its distinct characters, sorted by code point."""
 
     text: str
     vocabulary: str
@@ -40,7 +40,7 @@ def read(settings: Settings) -> TextData:
     if len(vocabulary) < 2:
         problems.stop(f"the text has only one distinct character, {vocabulary!r}: there is nothing to learn")
     stride = options["stride"] or sequence
-    # Evaluation windows never overlap: each character is predicted once, whatever the training stride.
+    # Evaluation segments never overlap: each character is predicted once, whatever the training stride.
     layout = SeriesLayout(
         *split(len(text), options["eval_fraction"]), sequence, stride, sequence, "character", "text"
     )
@@ -49,10 +49,10 @@ def read(settings: Settings) -> TextData:
     notes = []
     if stride < sequence:
         times = f"{sequence / stride:.3g} times per epoch"
-        notes.append(f"Training windows overlap: each character is used about {times}.")
+        notes.append(f"Training segments overlap: each character is used about {times}.")
     elif stride > sequence:
         share = f"{sequence / stride:.0%} of the characters"
-        notes.append(f"Training windows leave gaps: {share} are used per epoch.")
+        notes.append(f"Training segments leave gaps: {share} are used per epoch.")
     if len(vocabulary) > 1000:
         many = f"{len(vocabulary):,} distinct characters"
         notes.append(f"The text has {many}, which makes the output layer large.")

@@ -20,8 +20,8 @@ from ndd_engine.workloads import (
     SeriesLayout,
     Settings,
     build_checked,
-    sliding_windows,
-    window_count,
+    overlapping_segments,
+    segment_count,
 )
 
 from .eeg_data import EegData, read
@@ -36,7 +36,7 @@ OUTLIER_SIGMAS = 15.0
 
 
 def factory(settings: Settings) -> dict[str, Any]:
-    """Windows of a recording, with the next sample of every channel, and a forecaster."""
+    """Segments of a recording, with the next sample of every channel, and a forecaster."""
     data, options = read(settings), settings.options
     sequence, train = settings.sequence, data.layout.train
     signal, labels, notes = make_signal(settings, data)
@@ -45,11 +45,11 @@ def factory(settings: Settings) -> dict[str, Any]:
     model = build_checked(lambda: build_model(kind, data.channels, sequence, hidden, options["dropout"]))
     return {
         "model": model,
-        "train_data": SampleWindows(signal[:train], sequence),
-        "eval_data": SampleWindows(signal[train:], sequence, None if labels is None else labels[train:]),
+        "train_data": SignalSegments(signal[:train], sequence),
+        "eval_data": SignalSegments(signal[train:], sequence, None if labels is None else labels[train:]),
         "loss": lambda output, batch: F.mse_loss(output.float(), batch[1]),
         "metric": partial(ForecastError, span=sequence),
-        "item": "window",
+        "item": "segment",
         "token": "sample",
         "tokens_per_item": sequence,
         "parts": {"hidden": model.hidden, "head": model.head},
@@ -59,10 +59,10 @@ def factory(settings: Settings) -> dict[str, Any]:
     }
 
 
-class SampleWindows(GatherItems):
-    """Windows of stride 1 over one tensor (samples, channels): samples - sequence items.
+class SignalSegments(GatherItems):
+    """Segments of stride 1 over one tensor (samples, channels): samples - sequence items.
 
-    An item is (window (sequence, channels), next sample (1, channels)); with labels (samples,) also the label of that
+    An item is (segment (sequence, channels), next sample (1, channels)); with labels (samples,) also the label of that
     next sample, a scalar.
     """
 
@@ -70,7 +70,7 @@ class SampleWindows(GatherItems):
         self.signal, self.sequence, self.labels = signal, sequence, labels
 
     def __len__(self) -> int:
-        return window_count(len(self.signal), self.sequence + 1)
+        return segment_count(len(self.signal), self.sequence + 1)
 
     def __getitem__(self, index: int) -> tuple[Tensor, ...]:
         self.check(index)
@@ -81,8 +81,8 @@ class SampleWindows(GatherItems):
     def batch(self, indices: Tensor) -> tuple[Tensor, ...]:
         """The items at `indices` (B,) int64 on the signal's device, as a collated batch, by one gather."""
         ends = indices + self.sequence
-        windows = sliding_windows(self.signal, self.sequence).index_select(0, indices)
-        found = (windows, self.signal[ends].unsqueeze(1))
+        segments = overlapping_segments(self.signal, self.sequence).index_select(0, indices)
+        found = (segments, self.signal[ends].unsqueeze(1))
         return found if self.labels is None else (*found, self.labels[ends])
 
 
@@ -240,8 +240,8 @@ class Forecaster(nn.Module):
         self.hidden = hidden
         self.head = nn.Linear(width, channels)
 
-    def forward(self, window: Tensor) -> Tensor:
-        hidden = self.hidden(window)
+    def forward(self, segment: Tensor) -> Tensor:
+        hidden = self.hidden(segment)
         # Of a recurrent layer, the last state.
         prediction: Tensor = self.head(hidden[0][:, -1] if isinstance(hidden, tuple) else hidden)
         return prediction.unsqueeze(1)

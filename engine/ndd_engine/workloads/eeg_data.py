@@ -23,7 +23,7 @@ _ATTRIBUTE = re.compile(r"""@attribute\s+('(?:[^'\\]|\\.)*'|"[^"]*"|[^\s{]+)\s*(
 
 @dataclass(frozen=True)
 class EegData:
-    """A recording and how it is cut into windows. recording: None for the built-in data, which is synthetic."""
+    """A recording and how it is cut into segments. recording: None for the built-in data, which is synthetic."""
 
     recording: Recording | None
     channels: int

@@ -408,7 +408,7 @@ class Settings:
         return self.options.option(name, default)
 
     def check_items(self, items: int, unit: str, suggestion: str | None = None) -> None:
-        """Adds a problem if `items` training items are fewer than a step of all ranks takes. unit: "windows"."""
+        """Adds a problem if `items` training items are fewer than a step of all ranks takes. unit: "segments"."""
         needed = self.micro * self.accumulation * self.ranks
         if items >= needed:
             return

@@ -1,4 +1,4 @@
-"""A series of samples or characters, cut into windows. Imports no torch."""
+"""A series of samples or characters, cut into segments. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ def split(total: int, eval_fraction: float) -> tuple[int, int]:
     return train, total - train
 
 
-def window_count(length: int, span: int, stride: int = 1) -> int:
-    """Number of windows of `span` elements, `stride` apart, in `length` elements."""
+def segment_count(length: int, span: int, stride: int = 1) -> int:
+    """Number of segments of `span` elements, `stride` apart, in `length` elements."""
     return max(0, (length - span) // stride + 1)
 
 
 @dataclass(frozen=True)
 class SeriesLayout:
-    """How a series is cut into windows: `sequence` elements of input and one more to predict.
+    """How a series is cut into segments: `sequence` elements of input and one more to predict.
 
     train, evaluation: elements. unit: what an element is called ("character"). whole: what the series is called.
     """
@@ -37,26 +37,26 @@ class SeriesLayout:
 
     @property
     def train_items(self) -> int:
-        return window_count(self.train, self.sequence + 1, self.stride)
+        return segment_count(self.train, self.sequence + 1, self.stride)
 
     @property
     def eval_items(self) -> int:
-        return window_count(self.evaluation, self.sequence + 1, self.eval_stride)
+        return segment_count(self.evaluation, self.sequence + 1, self.eval_stride)
 
     def facts(self, what: str) -> DataFacts:
         """what: the size of the whole series, as text."""
-        windows = f"{self.train_items:,} windows of {self.sequence:,} per epoch"
-        text = f"{what}, {windows}, {self.eval_items:,} for evaluation"
-        return DataFacts(self.train_items, self.eval_items, self.sequence, "window", self.unit, text)
+        segments = f"{self.train_items:,} segments of {self.sequence:,} per epoch"
+        text = f"{what}, {segments}, {self.eval_items:,} for evaluation"
+        return DataFacts(self.train_items, self.eval_items, self.sequence, "segment", self.unit, text)
 
     def check(self, settings: Settings) -> None:
-        """Adds a problem unless there is a window for evaluation and one optimizer step for training."""
+        """Adds a problem unless there is a segment for evaluation and one optimizer step for training."""
         problems, units = settings.problems, f"{self.unit}s"
         longest, total = min(self.train, self.evaluation) - 1, self.train + self.evaluation
         allowed, longer = f"at most {longest:,}", f"use a longer {self.whole}"
-        needed = f"but a window needs {self.sequence + 1:,}"
+        needed = f"but a segment needs {self.sequence + 1:,}"
         if longest < 2:
-            message = f"the {self.whole} is too short for a single window: {total:,} {units}"
+            message = f"the {self.whole} is too short for a single segment: {total:,} {units}"
             problems.add(problems.key, message, suggestion=longer)
         elif self.sequence >= total:
             message = f"longer than the {self.whole} of {total:,} {units}"
@@ -71,4 +71,4 @@ class SeriesLayout:
                 if fraction < 0.499:
                     longer = f"or set workload.eval_fraction to {math.ceil(fraction * 1000) / 1000:g}"
                 problems.add("batch.sequence", message, self.sequence, allowed, longer)
-            settings.check_items(self.train_items, "windows")
+            settings.check_items(self.train_items, "segments")

@@ -23,8 +23,9 @@ _STATUS_TEXT = {
 _GROUPS = {
     "status": {status_span(name)[0]: text for name, text in _STATUS_TEXT.items()},
     "steps and units": {
-        "item": "one training example, such as a clip or a window",
-        "window": "part of a text or signal; in a record, some steps",
+        "item": "one training example, such as a clip or a segment of a signal",
+        "segment": "part of a text or signal that is one item",
+        "window": "in a record, some steps that follow one another",
         "token": "a part of an item, such as a character or a sample",
         "micro-step": "forward and backward pass of one micro-batch",
         "2 micro 27.3": "2 micro-steps per step, of 27.3 ms each",

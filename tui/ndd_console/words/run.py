@@ -83,7 +83,7 @@ def steps_rate(snapshot: Snapshot) -> str:
 
 
 def items_rate(snapshot: Snapshot) -> str:
-    """ "4,687 windows/s"."""
+    """ "4,687 segments/s"."""
     return PAUSED if snapshot.status == PAUSED else rate(snapshot.items_per_s, item_name(snapshot))
 
 
@@ -350,7 +350,7 @@ def introduction(snapshot: Snapshot) -> list[str]:
 
 
 def steps_text(snapshot: Snapshot, run: RunEvent) -> str:
-    """ "6,900 optimizer steps of 512 windows of 256 characters (2 micro-steps of 128 on each of 2 ranks)"."""
+    """ "6,900 optimizer steps of 512 segments of 256 characters (2 micro-steps of 128 on each of 2 ranks)"."""
     accumulation, micro = setting(run, "batch", "accumulation"), setting(run, "batch", "micro")
     ranks = setting(run, "parallel", "ranks")
     parts = []
@@ -367,7 +367,7 @@ def steps_text(snapshot: Snapshot, run: RunEvent) -> str:
 
 
 def epoch_text(snapshot: Snapshot, run: RunEvent) -> str:
-    """ "one epoch is 276 steps, 70,656 windows, 18,087,936 characters"."""
+    """ "one epoch is 276 steps, 70,656 segments, 18,087,936 characters"."""
     if not run.steps_per_epoch:
         until = f" (the run ends after {run.epochs})" if run.epochs and not run.total_steps else ""
         return f"the length of an epoch is unknown{until}"
@@ -404,7 +404,7 @@ def end_text(snapshot: Snapshot) -> str:
 
 
 def progress_line(snapshot: Snapshot) -> str:
-    """step 1,200/43,050  epoch 3/25  loss 1.482  18.3 steps/s  2,343 windows/s  idle 12 % (host)  1 h 12 m left"""
+    """step 1,200/43,050  epoch 3/25  loss 1.482  18.3 steps/s  2,343 segments/s  idle 12 % (host)  1 h 12 m left"""
     run = snapshot.run
     total = f"/{number(run.total_steps)}" if run and run.total_steps else ""
     idle, left = percent(snapshot.idle.share), time_left(snapshot)

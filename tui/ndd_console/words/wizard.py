@@ -79,7 +79,7 @@ def applicable(rows: Sequence[Proposal], names: Iterable[str]) -> list[str]:
 
 
 def item_unit(proposal: Proposal) -> str:
-    """ "windows/s"."""
+    """ "segments/s"."""
     return f"{plural(foreign(proposal.item))}/s"
 
 
