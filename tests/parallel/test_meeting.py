@@ -30,10 +30,10 @@ from ndd_engine.train import rank_run
 from ndd_engine.train.checkpoint import CheckpointStore
 from ndd_engine.train.parallel import rank_loop, world
 from ndd_engine.train.parallel.rank_loop import Agreement, Losses
-from ndd_engine.train.parallel.rank_place import FolderNotes, OtherRankError, RankPlace
+from ndd_engine.train.parallel.rank_place import FolderNotes, OtherRankError, OtherRanks, RankPlace
 from ndd_engine.train.parallel.world import Used, _attempt, conflict, device_of, from_others
 from ndd_engine.train.rank_run import _launched
-from ndd_engine.train.request import OtherRanks, RunRequest
+from ndd_engine.train.request import RunRequest
 
 
 @pytest.fixture

@@ -27,13 +27,13 @@ from ndd_engine.train.parallel.rank_place import (
     FolderNotes,
     HostRanks,
     Member,
+    OtherRanks,
     RankPlace,
     first_over,
     introduce,
     leave_cause,
     others,
 )
-from ndd_engine.train.request import OtherRanks
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 HOSTS = ["one", "one", "two", "two"]

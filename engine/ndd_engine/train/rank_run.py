@@ -18,12 +18,21 @@ from ndd_engine.record.file import Listener, Recorder
 from ndd_engine.record.rundir import RunDir, RunLock, bare
 from ndd_engine.run.run import EXIT_OF, Run
 from ndd_engine.text import printable
-from ndd_engine.train.parallel.rank_place import Cause, HostRanks, first_over, introduce, record_end
 
 from .checkpoint import CheckpointStore
-from .parallel.rank_place import RankPlace, notes_of, own_launcher
+from .parallel.rank_place import (
+    Cause,
+    HostRanks,
+    OtherRanks,
+    RankPlace,
+    first_over,
+    introduce,
+    notes_of,
+    own_launcher,
+    record_end,
+)
 from .parallel.world import connect, from_first, from_others
-from .request import OtherRanks, RunRequest
+from .request import RunRequest
 from .training_run import TrainingRun
 
 # How often a rank looks for its launcher and for failures of other ranks, and how long it may take to end then.

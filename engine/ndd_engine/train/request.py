@@ -22,9 +22,7 @@ from ndd_engine.workloads.interface import problems
 from . import loggers
 
 if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
-
-    from .parallel.rank_place import Notes, RankPlace
+    from .parallel.rank_place import OtherRanks
 
 
 @dataclass(frozen=True)
@@ -43,15 +41,6 @@ class RunRequest:
     from_step: int | None = None
     probes: bool = True
     restart: RunDir | None = None
-
-
-@dataclass(frozen=True)
-class OtherRanks:
-    """The other ranks of a run, before they meet: this rank's place, and the store and notes that all of them share."""
-
-    place: RankPlace
-    store: Store
-    notes: Notes
 
 
 @dataclass(frozen=True)

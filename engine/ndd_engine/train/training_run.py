@@ -28,8 +28,8 @@ from .parallel.rank_place import OtherRankError
 from .request import OpenRun, RunRequest, check_resume, preflight
 
 if TYPE_CHECKING:
+    from .parallel.rank_place import OtherRanks
     from .prepare import Prepared
-    from .request import OtherRanks
 
 # Options of a command that resumes a run without CUDA graphs.
 _EAGERLY = ("--set", "speed.cuda_graph=false")

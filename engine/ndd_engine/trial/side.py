@@ -38,12 +38,12 @@ from ndd_engine.text import printable
 from ndd_engine.train.checkpoint_state import kept_random, random_state, restore_random_state
 from ndd_engine.train.failures import explain
 from ndd_engine.train.loop import Course
-from ndd_engine.train.parallel.rank_place import RankPlace, notes_of
+from ndd_engine.train.parallel.rank_place import OtherRanks, RankPlace, notes_of
 from ndd_engine.train.parallel.world import STORE_TIMEOUT
 from ndd_engine.train.prepare import Prepared, prepare_run, training_batches
 from ndd_engine.train.rank_run import open_rank
 from ndd_engine.train.rehearsal import decide, rehearse
-from ndd_engine.train.request import OtherRanks, RunRequest
+from ndd_engine.train.request import RunRequest
 from ndd_engine.train.settings import VerifiedSettings
 from ndd_engine.train.step.optimizers import Precision, make_precision
 from ndd_engine.train.training_run import TrainingRun

@@ -25,11 +25,10 @@ from ndd_engine.trial.tuning import Tuning, TuningState, place_of
 
 from .options import Asked
 from .printing import record, say, show, stoppable
-from .tune import TuningProgress
 
 
-def tune_script_run(asked: Asked, script: RunDir | None) -> int:
-    """Tune the script of a run, or the command that was given. Returns the exit status."""
+def tune_script_run(asked: Asked, script: RunDir | None, look: Callable[[TuningState], None]) -> int:
+    """Tune the script of a run, or the command that was given. look: gets the progress. Returns the exit status."""
     with stoppable("tuning") as stop:
         directory = script
         if directory is None:
@@ -47,7 +46,6 @@ def tune_script_run(asked: Asked, script: RunDir | None) -> int:
         ) -> TrialEvent:
             return run_script_trial(request, run.config, run.device, tell, stop)
 
-        look = TuningProgress(say).look
         campaign = Campaign(
             TuningState(), look, stop, asked.budget, measure, lambda trial: record(directory, trial, say)
         )

@@ -77,7 +77,7 @@ def tune(asked: options.Asked) -> int:
             raise UsageError("a script is tuned without CONFIG, --workload, --set and -o")
         from .script_tuning import tune_script_run
 
-        return tune_script_run(asked, script)
+        return tune_script_run(asked, script, TuningProgress(say).look)
     if asked.allow_side_effects:
         raise UsageError("--allow-side-effects is for a training script")
     if run is not None:

@@ -7,8 +7,9 @@ import json
 import os
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ndd_console.process.thread import ThreadJob
 from ndd_console.words.trial import trial_text
@@ -20,9 +21,9 @@ from ndd_engine.text import printable
 from ndd_engine.trial.outcome import Base, Progress, TrialRequest
 
 if TYPE_CHECKING:
+    from ndd_engine.record.rundir import RunDir
+    from ndd_engine.record.snapshot import Snapshot
     from ndd_engine.trial.tuning import TuningState
-
-    from .run_sources import RunSource
 
 
 def new_path(stem: str, suffix: str = ".toml") -> Path:
@@ -61,12 +62,27 @@ class TrialThread(ThreadJob):
         return not self.working()
 
 
+class BaselineRun(Protocol):
+    """The run whose configuration is the baseline: it pauses during a trial, and its record keeps the result."""
+
+    directory: RunDir
+    name: str
+
+    @property
+    def live(self) -> bool: ...
+    def snapshot(self) -> Snapshot: ...
+    def paused(
+        self, report: Callable[[str], None], stop: threading.Event
+    ) -> AbstractContextManager[None]: ...
+    def keep(self, trial: TrialEvent) -> None: ...
+
+
 class RunTrials:
     """Trials against the configuration of one run, one at a time. base: the baseline as text."""
 
     edits = False  # whether a change is an edit of a script, not of a configuration
 
-    def __init__(self, source: RunSource) -> None:
+    def __init__(self, source: BaselineRun) -> None:
         self._source = source
         self._of = self._baseline()
         self.base = self._of.name
@@ -158,7 +174,7 @@ class ScriptTrials(RunTrials):
 
     edits = True
 
-    def __init__(self, source: RunSource) -> None:
+    def __init__(self, source: BaselineRun) -> None:
         super().__init__(source)
         # By what was tried.
         self._tried: dict[tuple[str, ...], TrialEvent] = {}

@@ -60,8 +60,6 @@ from ndd_engine.text import counted, printable
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
-    from ndd_engine.train.request import OtherRanks
-
 # The folder of the run, set by `ndd-console train --ranks`, which reads the outcome from the record there.
 ENV_OWN_LAUNCHER = "NDD_RANKS"
 # The folder of the notes, set by the launcher of `ndd-console train --ranks`.
@@ -250,6 +248,15 @@ class StoreNotes:
 
 
 Notes = FolderNotes | StoreNotes
+
+
+@dataclass(frozen=True)
+class OtherRanks:
+    """The other ranks of a run, before they meet: this rank's place, and the store and notes that all of them share."""
+
+    place: RankPlace
+    store: Store
+    notes: Notes
 
 
 def notes_of(store: Store, here: RankPlace) -> Notes:

@@ -49,7 +49,8 @@ from .rank_place import Member, Notes, OtherRankError, RankPlace, first_over, ow
 from .strategy import GATHER
 
 if TYPE_CHECKING:
-    from ndd_engine.train.request import OpenRun, OtherRanks
+    from ndd_engine.train.parallel.rank_place import OtherRanks
+    from ndd_engine.train.request import OpenRun
 
 
 # Rank 0 may choose a model size or read data for a while before it shares what it found.
