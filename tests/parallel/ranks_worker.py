@@ -31,7 +31,6 @@ from ndd_engine.train.checkpoint_state import (
     finite_buffers,
     is_sharded,
     not_finite,
-    placed_like,
     random_state,
     restore_random_state,
     unloadable,
@@ -40,6 +39,7 @@ from ndd_engine.train.checkpoint_tensors import EntryWriter
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.data.order import Share
 from ndd_engine.train.evaluate import evaluate
+from ndd_engine.train.parallel.rank_loop import placed_like
 from ndd_engine.train.parallel.rank_place import RankPlace, StoreNotes
 from ndd_engine.train.parallel.strategy import Strategy, strategy_of
 from ndd_engine.train.parallel.world import Exchange, World, check_data, check_model

@@ -22,7 +22,8 @@ from ndd_engine.config.schema import OptimizerSection, ScheduleSection
 from ndd_engine.measure.window import Window
 from ndd_engine.record.events import PHASES
 from ndd_engine.train.step.optimizers import learning_rate, make_optimizer, make_precision
-from ndd_engine.train.step.stepper import PartTimer, Stepper
+from ndd_engine.train.step.part_timer import PartTimer
+from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import MeanLoss
 from ndd_engine.workloads.factory_data import prepare
 from ndd_watch import clock as phase

@@ -9,22 +9,18 @@ from __future__ import annotations
 import copy
 import importlib
 import io
-import math
 import random
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ndd_engine.batches import expanded
-from ndd_engine.errors import UsageError, shortened
-
-if TYPE_CHECKING:
-    from .step.stepper import Stepper
+from ndd_engine.errors import shortened
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
@@ -268,55 +264,6 @@ def aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
         if shard.numel() and first.setdefault(place, name) != name:
             found[name] = first[place]
     return found
-
-
-def placed_like(stepper: Stepper) -> Like:
-    """Where the tensors of a checkpoint belong in the model and the optimizers of a stepper, see Like.
-
-    The state of an optimizer that made no step yet is sharded as its parameters are.
-    """
-    state: dict[str, Any] = {}
-    parameters: dict[str, list[nn.Parameter]] = {}
-
-    def like(path: Path, size: torch.Size) -> Tensor | None:
-        if not state:
-            state.update(stepper.state())
-            for name, optimizer in stepper.optimizer.by_name.items():
-                parameters[name] = [item for group in optimizer.param_groups for item in group["params"]]
-        if (parameter := _parameter(path, parameters)) is not None and is_sharded(parameter):
-            if parameter.shape == size:
-                return parameter
-            if math.prod(size) > 1 and not is_sharded(_found(state, path)):
-                name = shortened(".".join(map(str, path)), 120)
-                text = "has another shape than its parameter, so it cannot be sharded"
-                raise UsageError(f'{name} {text}; resume with parallel.strategy = "ddp"')
-        found = _found(state, path)
-        return found if is_sharded(found) and found.shape == size else None
-
-    return like
-
-
-def _found(state: Any, path: Path) -> Any:
-    for key in path:
-        try:
-            state = state[key]
-        except (KeyError, IndexError, TypeError):
-            return None
-    return state
-
-
-def _parameter(path: Path, parameters: Mapping[str, Sequence[nn.Parameter]]) -> nn.Parameter | None:
-    """The parameter that a value of an optimizer's state belongs to: optimizer.state.3.exp_avg belongs to the fourth.
-
-    parameters: those of each optimizer, in the order of its groups.
-    """
-    if path[0] != "optimizer":
-        return None
-    name, rest = ("", path[1:]) if "" in parameters else (path[1], path[2:])
-    chosen = parameters.get(name, ())
-    if len(rest) < 3 or rest[0] != "state" or not isinstance(rest[1], int):
-        return None
-    return chosen[rest[1]] if 0 <= rest[1] < len(chosen) else None
 
 
 def local(value: Tensor) -> Tensor:

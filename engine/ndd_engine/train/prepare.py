@@ -57,6 +57,7 @@ from .failures import out_of_memory
 from .loop import Loop
 from .request import OpenRun
 from .settings import UNKNOWN_STEPS
+from .step.graph import StepGraph
 from .step.stepper import Stepper
 
 # Chooses what blocks of the model compute again; a program of its own, since `predict` is above `train`.
@@ -119,6 +120,8 @@ def prepare_run(run: OpenRun) -> Prepared:
             own = run.directory.ranks / str(world.rank)
         memory.start(device, config.log.memory_history, own)
     stepper = Stepper(workload, config, device, total, strategy)
+    if stepper.graphed:
+        stepper.graph = StepGraph(stepper)
     clock = PhaseClock()
     if device.type == "cuda":
         make_event = partial(torch.cuda.Event, enable_timing=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import queue
 import threading
 import time
@@ -16,9 +17,10 @@ from typing import Any
 import psutil
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 
 from ndd_engine.batches import map_tensors
-from ndd_engine.errors import TrainingError
+from ndd_engine.errors import TrainingError, UsageError, shortened
 from ndd_engine.measure.capture import FunctionProfiles
 from ndd_engine.measure.reporting import first_bad
 from ndd_engine.measure.stragglers import RankComparison, compared_steps
@@ -29,7 +31,7 @@ from ndd_engine.record.file import EventLog
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.run.control import ONCE, STOPS
 from ndd_engine.train.checkpoint import CheckpointStore
-from ndd_engine.train.checkpoint_state import kept_buffers, kept_random, placed_like
+from ndd_engine.train.checkpoint_state import Like, Path, is_sharded, kept_buffers, kept_random
 from ndd_engine.train.data.loader import Batches, EvalBatches
 from ndd_engine.train.evaluate import EvaluationResult, evaluate
 from ndd_engine.train.loop import Loop
@@ -542,3 +544,52 @@ class AgreedProfiles(FunctionProfiles):
 
     def _postpone(self) -> None:
         self._wished_ns, self.due_ns = self.due_ns, NEVER
+
+
+def placed_like(stepper: Stepper) -> Like:
+    """Where the tensors of a checkpoint belong in the model and the optimizers of a stepper, see Like.
+
+    The state of an optimizer that made no step yet is sharded as its parameters are.
+    """
+    state: dict[str, Any] = {}
+    parameters: dict[str, list[nn.Parameter]] = {}
+
+    def like(path: Path, size: torch.Size) -> Tensor | None:
+        if not state:
+            state.update(stepper.state())
+            for name, optimizer in stepper.optimizer.by_name.items():
+                parameters[name] = [item for group in optimizer.param_groups for item in group["params"]]
+        if (parameter := _parameter(path, parameters)) is not None and is_sharded(parameter):
+            if parameter.shape == size:
+                return parameter
+            if math.prod(size) > 1 and not is_sharded(_found(state, path)):
+                name = shortened(".".join(map(str, path)), 120)
+                text = "has another shape than its parameter, so it cannot be sharded"
+                raise UsageError(f'{name} {text}; resume with parallel.strategy = "ddp"')
+        found = _found(state, path)
+        return found if is_sharded(found) and found.shape == size else None
+
+    return like
+
+
+def _found(state: Any, path: Path) -> Any:
+    for key in path:
+        try:
+            state = state[key]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return state
+
+
+def _parameter(path: Path, parameters: Mapping[str, Sequence[nn.Parameter]]) -> nn.Parameter | None:
+    """The parameter that a value of an optimizer's state belongs to: optimizer.state.3.exp_avg belongs to the fourth.
+
+    parameters: those of each optimizer, in the order of its groups.
+    """
+    if path[0] != "optimizer":
+        return None
+    name, rest = ("", path[1:]) if "" in parameters else (path[1], path[2:])
+    chosen = parameters.get(name, ())
+    if len(rest) < 3 or rest[0] != "state" or not isinstance(rest[1], int):
+        return None
+    return chosen[rest[1]] if 0 <= rest[1] < len(chosen) else None

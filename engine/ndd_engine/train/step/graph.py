@@ -14,25 +14,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ndd_engine.batches import map_tensors, same_constants, tensors
-from ndd_engine.config.schema import Config, why_no_graph
 from ndd_engine.errors import CaptureError, message_of
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.train.checkpoint_state import kept_buffers, kept_random
 from ndd_engine.workloads.base import Batch
 from ndd_engine.workloads.interface import place
-from ndd_engine.workloads.result import TrainingParts
 from ndd_watch import clock as phase
 from ndd_watch.clock import PhaseClock, no_phase
 
-if TYPE_CHECKING:
-    from .stepper import Stepper
+from .stepper import Stepper
 
 WARM_UP_STEPS = 3
 # After this many batches that differ from the captured one in what cannot be copied into place, the graph is dropped.
@@ -43,13 +40,6 @@ _SYNCHRONIZES = "called a synchronizing CUDA operation"
 
 Work = Callable[[], Tensor]
 Replay = Callable[[], None]
-
-
-def why_not(config: Config, gpu: bool, scales: bool, parts: TrainingParts) -> str | None:
-    """Why a step of this configuration cannot be captured, or None. parts: what a factory replaces of the step."""
-    if parts.step or parts.state or parts.optimizers is not None or parts.lr:
-        return "the factory has its own step, state, optimizer or lr, which cannot be captured"
-    return why_no_graph(gpu, config.parallel.ranks, scales, config.optimizer.name)
 
 
 class CudaRecorder:

@@ -1,15 +1,17 @@
-"""One optimizer step: forward and backward of all micro-batches, then clip, update and zero_grad."""
+"""One optimizer step: forward and backward of all micro-batches, then clip, update and zero_grad.
+
+A factory's own `step` and its callbacks receive the parts of the step as `train`.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,85 +19,28 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.parallel.distributed import _find_tensors
 
 from ndd_engine.batches import map_tensors
-from ndd_engine.config.schema import Config
-from ndd_engine.errors import UsageError
+from ndd_engine.config.schema import Config, why_no_graph
+from ndd_engine.errors import TrainingError, UsageError, shortened
 from ndd_engine.measure.close_looks import CloseLooks
 from ndd_engine.record.events import Event, Json
 from ndd_engine.text import printable
 from ndd_engine.train.checkpoint_state import kept_buffers, kept_random
 from ndd_engine.train.data.loader import to_device
 from ndd_engine.workloads.base import Batch, Workload, on_host
-from ndd_engine.workloads.result import STEP, Carry, Parted, TrainingParts, detached
+from ndd_engine.workloads.interface import kind
+from ndd_engine.workloads.result import STEP, Carry, TrainingParts, detached
 from ndd_watch import clock as phase
 from ndd_watch import recompute
-from ndd_watch.clock import PhaseClock
+from ndd_watch.clock import PhaseClock, no_phase
 from ndd_watch.finite import Origin
 from ndd_watch.looks import Looks
 from ndd_watch.slowing import KeptGraphs, Sizes
 
-from .graph import StepGraph, why_not
-from .optimizers import Optimizers, Precision, Training, clip_gradients, make_precision, set_tf32
+from .optimizers import Optimizers, Precision, clip_gradients, make_precision, set_tf32
+from .part_timer import PartTimer
 
 if TYPE_CHECKING:
     from ndd_engine.train.parallel.strategy import Strategy
-
-
-# Cost of the two hooks of one call on a slow core, and the share of a micro-batch that all hooks may take. In a loop of
-# nothing else a call takes 2 us more; in a step, which has filled the caches meanwhile, about ten times that.
-CALL_NS = 20_000
-ALLOWED_SHARE = 0.003
-
-
-class PartTimer:
-    """While `clock` is set, counts time inside a part's modules towards "forward/<part>"; inner parts count separately.
-
-    calls: module calls per part so far.
-    """
-
-    def __init__(self, parts: Mapping[str, Parted]) -> None:
-        self.clock: PhaseClock | None = None
-        self.calls: Counter[str] = Counter()
-        self._outer: list[int] = []
-        self._handles = {
-            name: [
-                handle
-                for module in ((part,) if isinstance(part, nn.Module) else part)
-                for handle in self._watch(name, module)
-            ]
-            for name, part in parts.items()
-        }
-
-    def _watch(self, name: str, module: nn.Module) -> tuple[Any, Any]:
-        def enter(_module: nn.Module, _inputs: Any) -> None:
-            if recompute.recomputing():
-                return  # it is part of backward
-            self.calls[name] += 1
-            if (clock := self.clock) is not None:
-                self._outer.append(clock.enter_part(name))
-
-        def leave(_module: nn.Module, _inputs: Any, _output: Any) -> None:
-            if (clock := self.clock) is not None and self._outer and not recompute.recomputing():
-                clock.enter(self._outer.pop())
-
-        # Runs even if the module raises: the clock must not stay inside the part.
-        return module.register_forward_pre_hook(enter), module.register_forward_hook(leave, always_call=True)
-
-    def keep_cheap(self, calls: Counter[str], micro_ns: float) -> list[str]:
-        """Stop timing the most frequently called parts until the rest is cheap; returns the dropped parts.
-
-        calls: module calls per part in one micro-batch, which takes micro_ns. The time of a dropped part counts
-        towards the part around it, or towards forward.
-        """
-        dropped = []
-        allowed = micro_ns * ALLOWED_SHARE / CALL_NS
-        for name, _ in calls.most_common():
-            if sum(calls[kept] for kept in self._handles) <= allowed:
-                break
-            for handle in self._handles.pop(name, []):
-                handle.remove()
-            dropped.append(name)
-        return dropped
-
 
 ATTENTION = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -124,6 +69,16 @@ def attention_of(config: Config) -> Callable[[], AbstractContextManager[Any]]:
     """Makes the context of a forward pass that chooses the attention backend."""
     chosen = ATTENTION.get(config.speed.attention)
     return nullcontext if chosen is None else lambda: sdpa_kernel(chosen)
+
+
+class Replays(Protocol):
+    """Runs steps by replaying one. settled: captured or given up. records_next: whether the next step is captured."""
+
+    @property
+    def settled(self) -> bool: ...
+    @property
+    def records_next(self) -> bool: ...
+    def step(self, batches: Iterator[Batch], clock: PhaseClock, step: int) -> Tensor | None: ...
 
 
 class Stepper:
@@ -157,7 +112,7 @@ class Stepper:
         recompute_blocks(self.model, config.memory.levels)
         self.precision: Precision = make_precision(config, device)
         self.workload_parts: TrainingParts = workload.training
-        self.no_graph = why_not(
+        self.no_graph = _why_no_graph(
             config, device.type == "cuda", self.precision.scaler is not None, self.workload_parts
         )
         graphed = config.speed.cuda_graph and self.no_graph is None
@@ -170,7 +125,9 @@ class Stepper:
         # State that the model carries from batch to batch.
         self.carry = Carry(workload)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        self.graph = StepGraph(self) if graphed else None
+        # Set where steps are replayed, if they can be; see StepGraph.
+        self.graph: Replays | None = None
+        self.graphed = graphed
         # Compiled code and CUDA graphs call no modules that could be timed.
         whole = graphed or compiles
         self.parts = PartTimer({} if whole else workload.parts)
@@ -513,3 +470,198 @@ def _without_gradient(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
 def _is_zero(share: Tensor | float | None) -> bool:
     """Whether a micro-batch counts nothing; one on the device does not tell without waiting for it."""
     return isinstance(share, float) and not share
+
+
+def _why_no_graph(config: Config, gpu: bool, scales: bool, parts: TrainingParts) -> str | None:
+    """Why a step of this configuration cannot be captured, or None. parts: what a factory replaces of the step."""
+    if parts.step or parts.state or parts.optimizers is not None or parts.lr:
+        return "the factory has its own step, state, optimizer or lr, which cannot be captured"
+    return why_no_graph(gpu, config.parallel.ranks, scales, config.optimizer.name)
+
+
+PHASES = {
+    "forward": phase.FORWARD,
+    "loss": phase.LOSS,
+    "backward": phase.BACKWARD,
+    "clip": phase.CLIP,
+    "optimizer": phase.OPTIMIZER,
+    "to_device": phase.TO_DEVICE,
+}
+# Phases in which the configured mixed precision and attention backend apply.
+_COMPUTING = (phase.FORWARD, phase.LOSS)
+NAME_LENGTH = 60
+MOST_NAMES = 100
+
+
+class Training:
+    """Passed to `step(batch, train)` and to the callbacks.
+
+    step: optimizer steps done. loss: of the last step, a detached scalar tensor; None before the first one. stopping:
+    why the run was asked to stop, or None. logged: (name, value) pairs that wait to be recorded. used: which of
+    "backward" and "update" the user's code has called.
+    """
+
+    def __init__(self, stepper: Stepper) -> None:
+        self.step = 0
+        self.loss: Tensor | None = None
+        self.stopping: str | None = None
+        self.logged: list[tuple[str, Tensor | float]] = []
+        self.names: set[str] = set()
+        self.used: set[str] = set()
+        self._stepper = stepper
+        self._enter: Callable[[int], object] = no_phase
+        self._phase = phase.OTHER
+        self._back: list[int] = []
+        self._updated = False
+        stepper.workload_parts.watch(self._before_update, self._after_update)
+
+    @property
+    def model(self) -> Any:
+        """The model on the device; an nn.ModuleDict if the factory returned a dict."""
+        return self._stepper.model
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer; a dict by name if the factory returned a dict or a list."""
+        return self._stepper.optimizer.returned
+
+    @property
+    def device(self) -> torch.device:
+        return self._stepper.device
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self._stepper.total_steps
+
+    @property
+    def lr(self) -> float | None:
+        """The learning rate of the first parameter group, or of the function lr without an optimizer."""
+        return self._stepper.optimizer.lr
+
+    @property
+    def state(self) -> Any:
+        """What is carried from batch to batch; begins with `state(batch)` in every epoch. It is kept without graph."""
+        return self._stepper.carry.value
+
+    @state.setter
+    def state(self, value: Any) -> None:
+        self._stepper.carry.value = value
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the time inside as this phase: forward, loss, backward, clip, optimizer or to_device.
+
+        The configured mixed precision applies in forward and loss.
+        """
+        if name not in PHASES:
+            raise TrainingError(f"{name!r} is no phase; allowed: {', '.join(PHASES)}")
+        outer, inner = self._phase, PHASES[name]
+        self._switch(inner)
+        computing: AbstractContextManager[Any] = nullcontext()
+        if inner in _COMPUTING:
+            computing = self._stepper.precision.autocast or nullcontext()
+        try:
+            with computing, self._stepper.attention() if inner in _COMPUTING else nullcontext():
+                yield
+        finally:
+            self._switch(outer)
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """loss.backward(**options), with loss scaling if configured, as phase backward."""
+        scaler = self._stepper.precision.scaler
+        self.used.add("backward")
+        with self.phase("backward"):
+            (loss if scaler is None else scaler.scale(loss)).backward(**options)  # type: ignore[no-untyped-call]
+
+    def update(self, optimizer: Any = None) -> None:
+        """Clip the gradients as configured (clip.max_norm) and step an optimizer, by itself or by name; None: all.
+
+        Gradients stay until `zero_grad` or the end of the step.
+        """
+        bundle, scaler = self._stepper.optimizer, self._stepper.precision.scaler
+        self.used.add("update")
+        chosen = bundle.chosen(optimizer)
+        if (max_norm := self._stepper.config.clip.max_norm) > 0:
+            with self.phase("clip"):
+                if scaler is not None:
+                    bundle.unscale(scaler, chosen)
+                held = [item for _, one in chosen for group in one.param_groups for item in group["params"]]
+                self._stepper.extras["grad_norm"] = clip_gradients(held, max_norm)
+        with self.phase("optimizer"):
+            bundle.step(scaler, chosen)
+        self._updated = True
+
+    def zero_grad(self, optimizer: Any = None) -> None:
+        """Set the gradients of an optimizer to None, by itself or by name; None: all.
+
+        The end of a step does so, too.
+        """
+        for _, one in self._stepper.optimizer.chosen(optimizer):
+            one.zero_grad(set_to_none=True)
+
+    def log(self, name: str, value: Tensor | float) -> None:
+        """Record a scalar of your own, for the screen and the report: a number, or a tensor with one element.
+
+        The record has the mean of what is logged under a name between two window events, about once a second. A tensor
+        on the GPU is read back together with the losses, without waiting for it.
+        """
+        text = shortened(str(name), NAME_LENGTH)
+        if text not in self.names and len(self.names) >= MOST_NAMES:
+            raise ValueError(f"log({text!r}, …): more than {MOST_NAMES} names")
+        self.names.add(text)
+        if isinstance(value, Tensor):
+            if value.numel() != 1 or value.is_complex():
+                raise ValueError(
+                    f"log({text!r}, …) received a tensor of shape {tuple(value.shape)}, not one number"
+                )
+            value = value.detach().reshape(())
+            self.logged.append((text, value if value.device.type == "cuda" else float(value)))
+        elif isinstance(value, (bool, str)) or not hasattr(value, "__float__"):
+            raise TypeError(f"log({text!r}, …) received {kind(value)}, not a number")
+        else:
+            self.logged.append((text, float(value)))
+
+    def stop(self, reason: str = "as the training code requested") -> None:
+        """End the run after this step, with a last evaluation and checkpoint as configured; its status is done."""
+        self.stopping = shortened(str(reason), 200)
+
+    # Called by the stepper.
+
+    def begin_step(self, step: int, enter: Callable[[int], object]) -> None:
+        self.step, self._enter, self._updated = step, enter, False
+        self._back.clear()
+        self._switch(phase.FORWARD)
+
+    def end_step(self) -> None:
+        scaler = self._stepper.precision.scaler
+        if self._updated and scaler is not None:
+            self._stepper.updated(scaler)
+        self._enter, self._phase = no_phase, phase.OTHER
+
+    def checked(self, found: Any, where: str) -> Tensor:
+        """The loss that a step returned, detached; the other scalars of a dict are logged. Raises TrainingError."""
+        if isinstance(found, Mapping) and found:
+            first, *rest = found.items()
+            for name, value in rest:
+                self.log(name, value)
+            found = first[1]
+        if isinstance(found, (int, float)) and not isinstance(found, bool):
+            found = torch.tensor(float(found), device=self.device)
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            shape = f" of shape {tuple(found.shape)}" if isinstance(found, Tensor) else ""
+            allowed = "return the loss, a scalar tensor, or a dict of scalars with the loss first"
+            raise TrainingError(f"{where}: step returned {kind(found)}{shape}; {allowed}")
+        return found.detach().reshape(()).to(self.device)
+
+    def _switch(self, inner: int) -> None:
+        self._phase = inner
+        self._enter(inner)
+
+    def _before_update(self, *_: Any) -> None:
+        self._back.append(self._phase)
+        self._switch(phase.OPTIMIZER)
+
+    def _after_update(self, *_: Any) -> None:
+        if self._back:
+            self._switch(self._back.pop())
