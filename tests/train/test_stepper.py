@@ -219,11 +219,11 @@ def test_parts_of_forward_are_timed_where_a_step_is_long_enough(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What share of a step the timing may take decides, not how long one takes on the machine of the test.
-    monkeypatch.setattr("ndd_engine.train.step.stepper.ALLOWED_SHARE", 1.0)
+    monkeypatch.setattr("ndd_engine.train.step.part_timer.ALLOWED_SHARE", 1.0)
     long = trainer.train(*trainer.chartext, "run.max_steps=3")
     names = {name for window in long.windows for name in window.phases}
     assert {"forward/attention", "forward/feed_forward", "forward/head"} <= names
-    monkeypatch.setattr("ndd_engine.train.step.stepper.ALLOWED_SHARE", 1e-9)
+    monkeypatch.setattr("ndd_engine.train.step.part_timer.ALLOWED_SHARE", 1e-9)
     short = trainer.train(*trainer.chartext, "run.max_steps=3")
     assert not any("forward/attention" in window.phases for window in short.windows)
     assert any("attention" in mark.text for mark in short.marks("note"))
