@@ -6,7 +6,8 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     site        the way in: found through PYTHONPATH
     install     hooks torch once it is imported; a process is watched from its first backward pass on
     mapped      the memory that others read: counters, rows of steps, lines; what Linux knows of the process
-    clock       the phase clock, that of a GPU, and the times of copies to it and of waits for it
+    clock       the phase clock, which own training uses, too, and that of a GPU
+    blocking    times of copies to a GPU, and of waits for it
     holders     which containers and tensors grow, and who refers to them; which lines allocate GPU memory; on request
     probes      operations of ours inside functions of torch; hears what functions return
     apart       keeps observer and script apart: the library's functions as they were, exceptions, torch's compiler

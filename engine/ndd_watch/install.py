@@ -18,8 +18,9 @@ from .apart import (
     time,
     without_our_frames,
 )
+from .blocking import Copies
 from .captures import Captures
-from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, Copies, DeviceValues, S, memory
+from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, DeviceValues, S, memory
 from .collecting import Collecting
 from .emit import FOLDER_AT_START, Emitter, RequestHandler, reason_of
 from .finite import Origin

@@ -17,8 +17,9 @@ from threading import get_ident
 from typing import Any, Callable
 
 from .apart import time
+from .blocking import Blocking
 from .called import Called, Place, in_torch, key
-from .clock import CHECKPOINT, EVALUATE, NAMES, OTHER, Blocking, now
+from .clock import CHECKPOINT, EVALUATE, NAMES, OTHER, now
 from .collecting import Collecting
 from .looks import own_frame
 from .probes import LONGER, SPARE_NS, free_tool, handles_alarms, profiled, tool_id

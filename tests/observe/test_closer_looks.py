@@ -20,7 +20,7 @@ from tests.tiers import few
 from torch import Tensor, nn
 from torch.nn import functional
 
-import ndd_watch.clock
+import ndd_watch.blocking
 from ndd_watch import profiler as asides
 from ndd_watch import slowing
 from ndd_watch.clock import CHECKPOINT, EVALUATE
@@ -182,7 +182,7 @@ HOST = torch.float64
 def _gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """All tensors are on a GPU here, except those of 64 bits."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(ndd_watch.clock, "on_host", lambda tensor: tensor.dtype == HOST)
+    monkeypatch.setattr(ndd_watch.blocking, "on_host", lambda tensor: tensor.dtype == HOST)
     before = dict(vars(torch.Tensor))
     yield
     assert dict(vars(torch.Tensor)) == before

@@ -97,7 +97,7 @@ class Gpu:
         observer.looks.device = lambda tensor: torch.device("cuda", gpu.index)
         observer.looks.on_host = lambda tensor: None
         observer.looks.number_on_gpu = lambda value: isinstance(value, torch.Tensor) and value.numel() == 1
-        sys.modules["_ndd_watch.clock"].on_host = lambda tensor: False  # type: ignore[attr-defined]
+        sys.modules["_ndd_watch.blocking"].on_host = lambda tensor: False  # type: ignore[attr-defined]
         # All tensors are on the CPU here: what `copy=True` makes stands for a copy to the GPU.
         observer.looks.copied = lambda tensor, found: found is not tensor and found.dtype == tensor.dtype
 
