@@ -333,7 +333,8 @@ class Emitter:
             step_max_ns=None, phases={}, loss=None if newest is None else newest[1],
             last_loss=None if newest is None else [newest[0] + 1 + self._earlier, newest[1]], lr=_read(self._rate),
             **steps.garbage.take(), profiled=profiled, heap_bytes=self._heap.read(), kept_steps=kept, passes=passes,
-            loss_scale=_read(self._scale), **steps.finite.take(self._earlier), timed=timed,
+            loss_scale=_read(self._scale), **steps.finite.take(self._earlier), **steps.take(),
+            timed=timed,
         )  # fmt: skip
 
     def _items_of(self, micro: int) -> int:

@@ -482,9 +482,10 @@ class Aside:
     open_ns: Count = 0
     done: Count = 0
 
-    def window(self, host_ns: int) -> None:
-        """Add the time in a window."""
+    def window(self, host_ns: int, done: int) -> None:
+        """Add the time in a window, and how many it says are done, without marks."""
         self.open_ns += host_ns
+        self.done += done
         if self.done and self.open_ns:
             self.count += self.done
             self.total_ns += self.open_ns

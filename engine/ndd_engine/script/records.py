@@ -36,7 +36,7 @@ MANY_BATCHES = 100
 # Fields of a window that nobody has measured where its process is gone.
 _UNMEASURED = (
     "step_p50_ns", "step_p95_ns", "step_max_ns", "loss", "last_loss", "lr", "gc_ns", "gc_count", "gc_max_ns",
-    "heap_bytes", "first_skipped",
+    "heap_bytes", "first_skipped", "grad_norm",
 )  # fmt: skip
 
 Line = dict[str, Any]
@@ -216,7 +216,7 @@ class Process:
             **last, **dict.fromkeys(_UNMEASURED), "v": VERSION, "type": "window", "t": self._t,
             "step": last["step"] + shown - self._shown, "steps": max(shown - self._shown, 0),
             "epoch_step": max(last["epoch_step"] + shown - self._shown, 0), "micro_steps": micro,
-            "items": round(each * micro), "profiled": False, "timed": timed,
+            "items": round(each * micro), "profiled": False, "evaluations": 0, "checkpoints": 0, "timed": timed,
             "passes": max(value(mapped.STARTS) - self._starts, 0),
             "skipped": max(value(mapped.SKIPPED) - self._skipped, 0),
             "wall_ns": sum(length >> 1 for length in self._reader.lengths(self._end, done)),
