@@ -238,11 +238,14 @@ class Modules:
             shape = (shape[1], shape[0], *shape[2:])
         elif len(shape) == 1 and self._looks.fractions(tensor):
             shape = ()  # the features of one item, such as the state of an environment
+        items, before = shape[0] if shape else 0, self._steps.shape
+        if before and items <= before[0]:  # another call of the step, as for a boundary of the same batch
+            return
         if known is not None and self.grad_enabled():  # what trains, and not what acts or labels before
             self._steps.shape = shape
             if self._steps.gate is not None:
                 self._steps.whole_numbers = self._looks.whole_numbers(tensor)
-            S[INPUT] = shape[0] if shape else 0
+            S[INPUT] = items
 
     def _inner(self, module: Any, args: Any, _kwargs: Any) -> None:
         """A module within one whose class is looked at for the first time: a recurrent one tells the order."""

@@ -211,6 +211,25 @@ def test_a_step_of_an_environment_is_not_advised_away(name: str, needed: bool) -
     assert ("cache" in run.changes[0].text) != needed
 
 
+def test_derivatives_within_a_loss_are_no_code_outside_the_model() -> None:
+    assert "user-code" not in calling(8.0, called("grad", "torch", 7.5, calls=36)).causes()
+    assert "user-code" in calling(8.0, called("linspace", "torch", 7.5, calls=36)).causes()
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"), [("LBFGS", "history_size"), ("Adagrad", "larger effective batch")]
+)
+def test_advice_about_an_optimizer_is_one_that_it_can_take(name: str, advice: str) -> None:
+    run = script(phases=healthy(optimizer=20.0))
+    run.run["config"]["optimizer"] = {"name": name}  # type: ignore[index]
+    assert advice in run.named("optimizer").changes[-1].text
+
+
+def test_clipping_in_a_script_tells_the_norm_without_a_limit_that_is_unknown() -> None:
+    found = script(phases=healthy(clip=8.0), window={"grad_norm": 3.5}).named("clip")
+    assert any(item.text == "the latest gradient norm is 3.50" for item in found.evidence)
+
+
 def test_time_that_comes_at_once_between_steps_is_not_that_of_a_call_in_a_usual_step() -> None:
     """A rollout before each sixteen updates: the profiled step is an update."""
 

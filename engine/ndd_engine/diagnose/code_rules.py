@@ -386,9 +386,8 @@ def explain_aside(view: View, phase: str, draft: FindingDraft) -> None:
     elif data >= MOST_OF:
         draft.change("load the data of the evaluation ahead: num_workers of its DataLoader, or cached items")
     elif model >= MOST_OF:
-        draft.change(
-            "use larger batches in the evaluation, which keeps no gradients, and torch.inference_mode()"
-        )
+        larger = "larger batches in the evaluation, which keeps no gradients, and "
+        draft.change(f"use {larger if data_facts.has_loader(view) else ''}torch.inference_mode()")
 
 
 # The source of evidence from a profiled evaluation or checkpoint.
@@ -413,9 +412,13 @@ def _help_for(call: LibraryCall, phase: str) -> str:
     return "do this once for the whole evaluation, or with tensor operations"
 
 
-def _compiled(call: LibraryCall) -> bool:
-    """Whether it runs a function that torch.compile has compiled: no module is called there, but it is the model."""
-    return call.phase == "other" and call.library == "torch" and call.function in ("_fn", "compile_wrapper")
+# What torch.compile has compiled, and torch.autograd.grad.
+_MODEL = ("_fn", "compile_wrapper", "grad")
+
+
+def _of_model(call: LibraryCall) -> bool:
+    """Whether it is the model, although no module is called there: a compiled function, or derivatives for a loss."""
+    return call.phase == "other" and call.library == "torch" and call.function in _MODEL
 
 
 def outside(view: View) -> Finding | None:
@@ -424,7 +427,7 @@ def outside(view: View) -> Finding | None:
     slow = _without_logging(view)
     if not view.is_script or not cost.clear:
         return None
-    if model := sum(call.share for call in view.calls if _compiled(call)):
+    if model := sum(call.share for call in view.calls if _of_model(call)):
         cost = view.part(max(cost.share - model, 0.0))
     if cost.share - view.collecting < 2 * FLOOR:
         return None
@@ -437,7 +440,7 @@ def outside(view: View) -> Finding | None:
     called = [
         call
         for call in view.calls
-        if call.phase == "other" and not (call.logs or _compiled(call)) and _last(call) not in _READS
+        if call.phase == "other" and not (call.logs or _of_model(call)) and _last(call) not in _READS
     ]
     found = view.where("other")
     line = found.line if found is not None and found.own else None
