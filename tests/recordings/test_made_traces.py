@@ -408,6 +408,18 @@ def test_the_report_of_traces_says_what_they_have_and_nothing_of_a_run(
     assert [steps.count(f" {number} 50 ms") for number in (1, 2, 3, 4)] == [1, 1, 1, 0]
 
 
+@pytest.mark.parametrize("missing", [2, 3])
+def test_a_rank_whose_trace_is_missing_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: int
+) -> None:
+    for rank in range(3):
+        made = Made(distributedInfo={"rank": rank, "world_size": 3})
+        made.kernel(1, 5 + rank)
+        if rank != missing:
+            made.write(tmp_path, f"rank{rank}.json")
+    assert ("There is no trace of 1 rank of 3: 2." in said(tmp_path, capsys)) == (missing == 2)
+
+
 def test_the_time_of_a_trace_without_a_base_is_unknown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
