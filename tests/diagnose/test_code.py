@@ -233,10 +233,11 @@ def test_clipping_in_a_script_tells_the_norm_without_a_limit_that_is_unknown() -
 def test_time_that_comes_at_once_between_steps_is_not_that_of_a_call_in_a_usual_step() -> None:
     """A rollout before each sixteen updates: the profiled step is an update."""
 
-    def told(median_ms: float) -> Finding:
+    def told(median_ms: float, everywhere: float = 1.0) -> Finding:
         snapshot = calling(8.0, called("Categorical.log_prob", "torch", 1.5)).snapshot()
+        medians = {"other": median_ms * MS}
         phases = [
-            replace(phase, p50_ns=round(median_ms * MS)) if phase.name == "other" else phase
+            replace(phase, p50_ns=round(medians.get(phase.name, phase.host_ns / everywhere)))
             for phase in snapshot.phases
         ]
         found = {item.cause: item for item in diagnose(replace(snapshot, phases=tuple(phases)))}
@@ -244,7 +245,11 @@ def test_time_that_comes_at_once_between_steps_is_not_that_of_a_call_in_a_usual_
 
     rare, usual = told(1.0), told(7.0)
     assert "log_prob" not in rare.title and "between groups of steps" in rare.changes[0].text
+    # A rollout needs the newest weights.
+    assert "while the steps train" not in rare.changes[0].text
     assert "log_prob" in usual.title and "if the training does not need it" in usual.changes[0].text
+    # On a busy machine, all phases take long now and then.
+    assert "between groups of steps" not in told(1.0, everywhere=4.0).changes[0].text
 
 
 def test_a_short_call_is_not_blamed_for_a_rollout_between_other_steps() -> None:

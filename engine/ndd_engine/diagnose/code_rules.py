@@ -183,9 +183,10 @@ FORWARD = (
     "capture a few steps (key k) to see which line takes it: a loop of Python over items, or an operation on a large "
     "tensor, such as a product with a dense matrix of mostly zeros"
 )
+# A rollout of reinforcement learning needs the newest weights: it cannot run while the steps train.
 RARE = (
-    "see what the script does between groups of steps, such as a rollout, sampling or logging: do it for many items at "
-    "once, or in processes of their own while the steps train"
+    "see what the script does between groups of steps: do it for many items at once, as with several environments in a "
+    "rollout, or more rarely, as with samples and logs"
 )
 _LOG_LESS = {
     "lightning": "call self.log every few steps only, as with if batch_idx % 50 == 0; "
@@ -447,13 +448,15 @@ def outside(view: View) -> Finding | None:
     title = f"code outside the model takes {percent(cost.share)} of each step"
     # Where most steps need little of it, the profiled one does not tell what takes it.
     usual_ns = view.phases["other"].p50_ns
-    rare = usual_ns is not None and usual_ns < data_facts.UNEVEN * cost.ns
+    rare = usual_ns is not None and usual_ns * view.stretched < data_facts.UNEVEN * cost.ns
     if rare:
         called = [call for call in called if call.ns >= MOST_OF * cost.ns]
     named = bool(called) and called[0].share >= FLOOR
     environment = named and _environment(called[0].function, called[0].library)
     # A loss that no module computes, a few small tensors: nothing that could be done is known.
-    if not named and line is None and cost.share < UNNAMED:
+    # Beside other programs, any phase takes long now and then.
+    unsure = line is None or (rare and view.neighboured)
+    if not named and unsure and cost.share < UNNAMED:
         return None
     if named:
         title += f", {percent(called[0].share)} in {called[0].what} ({called[0].where})"
