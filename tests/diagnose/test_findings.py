@@ -132,6 +132,15 @@ def test_a_measured_gain_stands_beside_its_change_and_comes_first() -> None:
     assert found.to_dict()["changes"][0]["measured"] == {
         "verdict": "faster", "ratio": 3.0, "low": pytest.approx(2.97), "high": pytest.approx(3.03)
     }  # fmt: skip
+    # Another number of workers than the proposed one was measured as well; threads are another subject.
+    others = [
+        trial("faster", "loader.workers=2"),
+        trial("faster", "run.threads=1"),
+        trial("slower", "loader.workers=3"),
+    ]
+    found = replace(BUSY, trials=others).verdict()
+    assert [change.sets for change in found.changes if change.measured is not None] == [("loader.workers=2",)]
+    assert found.sets == ("loader.workers=2",)
     # Of a change that was not in effect, nothing is known; and the newest trial counts.
     without = replace(trial("faster", "loader.workers=1"), in_effect=False)
     again = replace(BUSY, trials=[trial("faster", "loader.workers=1"), trial("slower", "loader.workers=1")])

@@ -6,7 +6,7 @@ near their threshold flicker with the noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ndd_engine.record.event import MeasuredChange
@@ -120,14 +120,38 @@ def leave(view: View, item: Finding) -> Finding:
 
 
 def with_trials(view: View, item: Finding) -> Finding:
-    """The finding with what trials have measured of its changes: faster ones come first, and those in vain last."""
+    """The finding with what trials have measured of its changes: faster ones come first, and those in vain last.
+
+    Other values of its settings are among them if they were faster.
+    """
     changes = []
-    for change in item.changes:
+    for change in (*item.changes, *_others_measured(view, item)):
         if (trial := _newest(view, change.sets)) is not None:
             measured = MeasuredChange(trial.verdict, trial.ratio, trial.low, trial.high)
             change = replace(change, measured=measured)
         changes.append(change)
     return replace(item, changes=tuple(sorted(changes, key=_use)))
+
+
+def _others_measured(view: View, item: Finding) -> Iterator[Change]:
+    """Faster changes of the same settings, or of others of the loader, that the finding does not propose."""
+    proposed = {tuple(sorted(change.sets)) for change in item.changes if change.sets}
+    subjects = set(map(_subject, proposed))
+    for sets in dict.fromkeys(tuple(sorted(trial.sets)) for trial in view.snapshot.trials):
+        newest = _newest(view, sets)
+        if (
+            newest is not None
+            and newest.verdict == FASTER
+            and sets not in proposed
+            and _subject(sets) in subjects
+        ):
+            yield Change("this was measured as well", tuple(newest.sets))
+
+
+def _subject(sets: Sequence[str]) -> frozenset[str]:
+    """What settings are about: their keys, or the loader."""
+    keys = (one.partition("=")[0] for one in sets)
+    return frozenset("loader" if key.startswith("loader.") else key for key in keys)
 
 
 def _use(change: Change) -> tuple[int, float]:
