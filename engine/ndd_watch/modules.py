@@ -243,8 +243,7 @@ class Modules:
             return
         if known is not None and self.grad_enabled():  # what trains, and not what acts or labels before
             self._steps.shape = shape
-            if self._steps.gate is not None:
-                self._steps.whole_numbers = self._looks.whole_numbers(tensor)
+            self._steps.whole_numbers = self._looks.whole_numbers(tensor)
             S[INPUT] = items
 
     def _inner(self, module: Any, args: Any, _kwargs: Any) -> None:

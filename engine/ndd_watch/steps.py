@@ -271,6 +271,7 @@ class Steps:
             return
         if self._passes == few + 1:
             self._count_unheard(few)
+            self.backwards = 1  # those before are counted
         self._end_unheard()
 
     def zeroed(self) -> None:

@@ -202,6 +202,17 @@ def test_of_a_profiled_evaluation_the_parts_add_up_to_no_more_than_the_whole() -
     assert sum(call.share for call in view.called_in("evaluate")) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize(("function", "library", "named"), [("sum", "", False), ("sum", "numpy", True)])
+def test_what_only_drives_a_generator_is_not_what_an_evaluation_spends_its_time_in(
+    function: str, library: str, named: bool
+) -> None:
+    inside = FunctionsEvent(100, 1000 * MS, [], calls=[called(function, library, 500)], inside="evaluate")
+    after = {n: [*evaluated(600, 20 * n + 20), *([inside] if n == 5 else [])] for n in range(12)}
+    found = script(after=after).named("evaluation")
+    assert ("sum" in found.title) == named
+    assert any("once for the whole evaluation" in change.text for change in found.changes) == named
+
+
 @pytest.mark.parametrize(
     ("name", "needed"), [("CartPoleEnv.step", True), ("Game.reset", True), ("Trainer.step", False)]
 )

@@ -156,6 +156,8 @@ WAITING = frozenset({
 UNNAMED = 0.2
 # Of a generator of the user: they take what it reads, which is waiting for data, and what its function does.
 _READS = frozenset({"next", "__next__"})
+# Of an evaluation: they may take what a generator of the user does, as in sum(loss(batch) for batch in loader).
+_DRIVES = _READS | {"sum", "min", "max", "list", "tuple", "set", "all", "any"}
 # What else a Trainer of transformers does with the outputs of all batches of an evaluation.
 _ACCUMULATES = frozenset({
     "nested_concat", "torch_pad_and_concatenate", "numpy_pad_and_concatenate", "nested_numpify", "nested_detach",
@@ -342,9 +344,15 @@ def own_saves(view: View) -> Finding | None:
     return draft.done()
 
 
+def _rest(view: View, phase: str) -> list[LibraryCall]:
+    """What is neither the model nor the data, longest first."""
+    drives = (call for call in view.called_in(phase) if call.library or call.function not in _DRIVES)
+    return [call for call in drives if call.phase not in (*MODEL, "data_wait")]
+
+
 def _beside_model(view: View, phase: str) -> LibraryCall | None:
     """What takes most of a profiled evaluation or checkpoint, if that is neither the model nor the data."""
-    rest = [call for call in view.called_in(phase) if call.phase not in (*MODEL, "data_wait")]
+    rest = _rest(view, phase)
     return rest[0] if rest and rest[0].share >= 2 * LEAST_INSIDE else None
 
 
@@ -366,7 +374,7 @@ def explain_aside(view: View, phase: str, draft: FindingDraft) -> None:
     one = "a profiled checkpoint" if phase == "checkpoint" else "a profiled evaluation"
     model = sum(call.share for call in found if call.phase in MODEL)
     data = sum(call.share for call in found if call.phase == "data_wait")
-    rest = [call for call in found if call.phase not in (*MODEL, "data_wait") and call.share >= LEAST_INSIDE]
+    rest = [call for call in _rest(view, phase) if call.share >= LEAST_INSIDE]
     parts = [
         (call.share, f"{call.what if call.function else call.where} {percent(call.share)}") for call in rest
     ]
