@@ -138,8 +138,8 @@ class WindowEvent(Event):
     skipping_since: if the last updates of the window were
     skipped, the steps before the first of them. bad_loss: if its last losses are not finite, ["NaN" or "infinite",
     steps before the first loss that was seen so; of the finite ones before: steps before the last one, its value, and
-    the lowest value; or null]. evaluations, checkpoints: of a script, after steps of this window; those of other runs
-    are marks.
+    the lowest value; or null]. evaluations, checkpoints: of a script, after steps of this window; those of
+    other runs are marks.
     """
 
     type: ClassVar[str] = "window"
