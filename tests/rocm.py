@@ -41,7 +41,7 @@ def _on_host(name: str, pageable: bool) -> str:
 def _on_gpu(name: str, vendor: str) -> str:
     if name.startswith("Memcpy "):
         if vendor == "ROCm":
-            return _MEMORY[name.split()[1]]
+            return _MEMORY.get(name.split()[1], name)
         return name.replace("Pageable", "Host").replace("Pinned", "Host")
     if name.startswith("Memset"):
         return "FillBuffer" if vendor == "ROCm" else name

@@ -143,6 +143,8 @@ class Emitter:
         self._items, self._batch, self._readers = 0, 0, 1
         # Micro-steps before that was known, at the beginning.
         self._unknown = 0
+        # Tokens of an item, 0 where it has none; None before that is known.
+        self._tokens: int | None = None
         self._first_ns = self._starts = 0
         # Python forgets it before a short script's model is described at its exit.
         self._main = getattr(sys.modules.get("__main__"), "__file__", None)
@@ -308,6 +310,8 @@ class Emitter:
         self._items = self._passes.full(shape[0], self._items) if shape else self._items or self._batch
         if self._items and count and not self._run["items_per_step"]:
             self.know(items_per_step=round(self._items * micro * self._readers / count))
+        if shape:
+            self._know_tokens(shape)
         counted = self._passes.counted(micro, shape[0] if shape else None)
         items = self._items_of(micro) if counted is None else counted * self._readers
         timed = {
@@ -329,12 +333,19 @@ class Emitter:
             self.look_in("keeps", steps.caller.co_filename)
         self.put(
             "window", step=step, epoch=self._epoch, epoch_step=max(step - self._epoch_begin, 0), steps=count,
-            micro_steps=micro, items=items, tokens=0, wall_ns=wall, step_p50_ns=None, step_p95_ns=None,
-            step_max_ns=None, phases={}, loss=None if newest is None else newest[1],
+            micro_steps=micro, items=items, tokens=items * (self._tokens or 0), wall_ns=wall, step_p50_ns=None,
+            step_p95_ns=None, step_max_ns=None, phases={}, loss=None if newest is None else newest[1],
             last_loss=None if newest is None else [newest[0] + 1 + self._earlier, newest[1]], lr=_read(self._rate),
             **steps.garbage.take(), profiled=profiled, heap_bytes=self._heap.read(), kept_steps=kept, passes=passes,
-            loss_scale=_read(self._scale), **steps.finite.take(self._earlier), timed=timed,
+            loss_scale=_read(self._scale), **steps.finite.take(self._earlier), **steps.take(), timed=timed,
         )  # fmt: skip
+
+    def _know_tokens(self, shape: tuple[int, ...]) -> None:
+        """Items are whole numbers in rows. Where rows differ in length, their sum is not known."""
+        each = shape[1] if len(shape) == 2 and shape[1] > 1 and self._steps.whole_numbers else 0
+        if self._tokens is None or (self._tokens and each != self._tokens):
+            self._tokens = each if self._tokens is None else 0
+            self.know(token="token" if self._tokens else None, tokens_per_item=self._tokens)
 
     def _items_of(self, micro: int) -> int:
         """Items of the micro-steps of a window."""

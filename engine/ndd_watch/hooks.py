@@ -41,7 +41,7 @@ from .loops import Passes, subclasses, takes_closure, wraps_steps
 from .mapped import LENGTHS_AT, MICRO, MOST_LENGTHS, OPEN
 from .modules import Modules
 from .probes import Probes, Rests, VariableHook, watch
-from .steps import LOSS_NS, ByHand, Steps
+from .steps import LOSS_NS, ByHand, Steps, gradient_norms
 from .waits import Waits
 
 
@@ -131,6 +131,8 @@ class Hooks:
         self._put(torch.autograd.grad, *by_hand.hooks(), False)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._put(getattr(torch.nn.utils, name), *self.timed(CLIP), False, phase=CLIP)
+        within = getattr(torch.nn.utils.clip_grad_norm_, "__wrapped__", None)
+        self.probes.put(within, None, gradient_norms(self.steps, self._looks), False)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
         self._put(scaler.unscale_, *self.timed(CLIP), True, phase=CLIP)
         self._put(scaler.scale, self._scales(), None, False)

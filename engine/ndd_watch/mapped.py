@@ -78,6 +78,14 @@ def resident() -> int | None:
     return None
 
 
+def pss_bytes(pid: int) -> int | None:
+    """Memory of a process in bytes, with its part of the pages that it shares with others; None if not known."""
+    with Dropped(OSError, ValueError, IndexError):
+        words = _text(f"/proc/{pid}/smaps_rollup").split()
+        return int(words[words.index("Pss:") + 1]) << 10
+    return None
+
+
 def in_use(device: Any) -> int | None:
     """Bytes that this process uses of a GPU, or of the host for any other device; None if that is not known."""
     if device is not None and device.type == "cuda":

@@ -54,8 +54,9 @@ class Modules:
         self._kinds: set[int] = set()
         # By key of such a class, whether its input is (time, batch, …).
         self._time_first: dict[int, bool] = {}
-        # In a step that looks at a class for the first time: its key, and the length of its input.
-        self._root: tuple[int, int | None] | None = None
+        # In the first call of a class that is looked at: its key, the shape of its input, and whether that is of whole
+        # numbers.
+        self._root: tuple[int, tuple[int, ...], bool] | None = None
         # Hear calls of modules, or do not.
         self._listen: Callable[[bool], None] = lambda on: None
         # Called with the first tensor that a model receives.
@@ -157,8 +158,11 @@ class Modules:
                 if marks:
                     mark(OTHER)
             if self._root is not None:
-                self._time_first.setdefault(self._root[0], False)
-                self._root = None
+                (key, shape, whole), self._root = self._root, None
+                try:
+                    self._receives(shape, self._time_first.setdefault(key, False), whole)
+                except Exception as error:  # noqa: BLE001
+                    steps.missed(error)
             return zero
 
         return VariableHook(begins, begun, ("self", "args", "kwargs")), ends
@@ -231,26 +235,33 @@ class Modules:
         shape = self._looks.shape(tensor)
         if shape is None:
             return
-        known = self._time_first.get(key_of(kind))
-        if known is None:
-            self._root = key_of(kind), shape[0] if shape else None
-        elif known and len(shape) > 1:
-            shape = (shape[1], shape[0], *shape[2:])
-        elif len(shape) == 1 and self._looks.fractions(tensor):
+        if len(shape) == 1 and self._looks.fractions(tensor):
             shape = ()  # the features of one item, such as the state of an environment
-        if known is not None and self.grad_enabled():  # what trains, and not what acts or labels before
-            self._steps.shape = shape
-            if self._steps.gate is not None:
-                self._steps.whole_numbers = self._looks.whole_numbers(tensor)
-            S[INPUT] = shape[0] if shape else 0
+        whole, known = self._looks.whole_numbers(tensor), self._time_first.get(key_of(kind))
+        if known is None:
+            self._root = key_of(kind), shape, whole
+        else:
+            self._receives(shape, known, whole)
+
+    def _receives(self, shape: tuple[int, ...], time_first: bool, whole: bool) -> None:
+        """A model has received a tensor of this shape, of whole numbers or not."""
+        if not self.grad_enabled():  # it acts, or labels, before it is trained
+            return
+        if time_first and len(shape) > 1:
+            shape = (shape[1], shape[0], *shape[2:])
+        items, before = shape[0] if shape else 0, self._steps.shape
+        if before and items <= before[0]:  # another call of the step, as for a boundary of the same batch
+            return
+        self._steps.shape, self._steps.whole_numbers = shape, whole
+        S[INPUT] = items
 
     def _inner(self, module: Any, args: Any, _kwargs: Any) -> None:
         """A module within one whose class is looked at for the first time: a recurrent one tells the order."""
         if module_of(type(module)) == _RECURRENT and attribute(module, "batch_first") is False:
             tensor = self._looks.first_tensor(args)
             shape = None if tensor is None else self._looks.shape(tensor)
-            root, length = self._root or (0, None)
-            self._time_first[root] = bool(shape) and shape[0] == length  # type: ignore[index]
+            root, first, _ = self._root or (0, (), False)
+            self._time_first[root] = bool(shape and first) and shape[0] == first[0]  # type: ignore[index]
 
     def _mode_hook(self) -> VariableHook:
         """Of `train`, which `eval` calls: all between `eval` of what trains and the next training is an evaluation."""

@@ -18,6 +18,7 @@ or a saliency map are new each time, and beside a penalty there is an optimizer.
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import weakref
@@ -162,6 +163,10 @@ class Steps:
         # Of the current step: nanoseconds that it waited for the first batch of a pass over the data. Of all:
         # nanoseconds of evaluations and checkpoints.
         self.first_ns = self.aside_ns = 0
+        # Of the window: steps after which there was an evaluation, and those with a checkpoint.
+        self._evaluations = self._checkpoints = 0
+        # The norm of the gradients, as a call that clips them has told it last.
+        self.grad_norm: float | None = None
         # Set by the hooks: takes those out that steps without phases do not need, or puts them back.
         self.rest: Callable[[bool], None] = lambda on: None
         # Set by `install`: ends a window; learns from a step; called at the end of each step by a trial; called with
@@ -266,6 +271,7 @@ class Steps:
             return
         if self._passes == few + 1:
             self._count_unheard(few)
+            self.backwards = 1  # those before are counted
         self._end_unheard()
 
     def zeroed(self) -> None:
@@ -405,6 +411,8 @@ class Steps:
         if self.asides is not None:
             self.asides.settle(each)
         gpu.set_aside()
+        self._evaluations += row[EVALUATE] > 0
+        self._checkpoints += row[CHECKPOINT] > 0
         for phase, spent in (
             (EVALUATE, row[EVALUATE]),
             (CHECKPOINT, row[CHECKPOINT]),
@@ -416,6 +424,14 @@ class Steps:
             else:
                 self.aside_ns += spent
         self.first_ns = 0
+
+    def take(self) -> dict[str, Any]:
+        """Evaluations and checkpoints since the last call, and the newest norm of gradients, as a window tells them."""
+        found = {
+            "evaluations": self._evaluations, "checkpoints": self._checkpoints, "grad_norm": self.grad_norm
+        }  # fmt: skip
+        self._evaluations, self._checkpoints, self.grad_norm = 0, 0, None
+        return found
 
     def read(self) -> None:
         """The next batch was read, in a step that is timed by phase: whether the one before had a backward pass."""
@@ -504,6 +520,36 @@ def untimed(number: int, every: int) -> int:
 def _power(count: int) -> int:
     """The smallest power of two that is not less."""
     return 1 << (max(count, 1) - 1).bit_length()
+
+
+def gradient_norms(steps: Steps, looks: Looks) -> VariableHook:
+    """The hook of the end of `clip_grad_norm_`, on the function within the one that turns gradients off.
+
+    It reads the norm at once on the CPU; that on a GPU arrives some steps later.
+    """
+    due = 0
+
+    def timed(_probe: Any, zero: int) -> int:
+        return 1 if S[TIMED] == get_ident() and not looks.traced() else zero
+
+    def look(_probe: Any, given: Any) -> int:
+        nonlocal due
+        norm = given[0]
+        try:
+            if not looks.number_on_gpu(norm):
+                arrived([looks.number(norm)])
+            elif steps.values is not None and S[LAST] >= due:
+                due = S[LAST] + LOSS_NS
+                steps.values.send([norm], arrived)
+        except Exception as error:  # noqa: BLE001
+            steps.missed(error)
+        return 0
+
+    def arrived(values: Any) -> None:
+        if values[0] is not None and math.isfinite(values[0]):
+            steps.grad_norm = values[0]
+
+    return VariableHook(timed, look, ("total_norm",))
 
 
 # Tensors that are remembered.

@@ -38,7 +38,7 @@ from .apart import Dropped, module_of, of_library, os
 from .clock import CURRENT, S
 from .holders import OF_GPU, OF_HOST
 from .looks import own
-from .mapped import MICRO
+from .mapped import MICRO, pss_bytes
 from .waits import place
 
 
@@ -360,8 +360,8 @@ class ScriptTrainer(Trainer):
         self._ended_s = 0.0
         self._items: set[tuple[int, ...]] = set()
         self._current = 0
-        # Micro-steps of a step.
-        self._micro = 1
+        # Micro-steps of a step, and the most memory of workers that was seen.
+        self._micro, self._workers_bytes = 1, 0
         self._applied: dict[str, tuple[str, bool | None, str]] = {}
         self._on(0)
         # A worker of a loader must not keep the connection open.
@@ -436,6 +436,10 @@ class ScriptTrainer(Trainer):
         item = list(next(iter(self._items))) if len(self._items) == 1 else None
         from .changes import PREFETCH
 
+        peak = _peak(self._torch, device)
+        if peak is not None and device == "cpu":
+            self._workers_bytes = max(sum(filter(None, map(pss_bytes, _workers()))), self._workers_bytes)
+            peak += self._workers_bytes
         for changes in self._sides:
             unknown = "", None, ""
             settings = {
@@ -449,7 +453,7 @@ class ScriptTrainer(Trainer):
                 "items_per_step": max(int(items), 1) * self._micro * self._ranks, "prepare_s": self._started_s,
                 "steps_per_epoch": passes.per_pass, "settings": settings,
                 "losses": list(losses.values()), "loss_steps": list(losses), "lengths_us": list(self._lengths),
-                "item": item, "of_tokens": self._steps.whole_numbers, "peak_bytes": _peak(self._torch, device),
+                "item": item, "of_tokens": self._steps.whole_numbers, "peak_bytes": peak,
                 "stock": -(-(loader.get("workers") or 0) * (loader.get("prefetch") or PREFETCH) // self._micro),
             })  # fmt: skip
         return {"sides": sides}

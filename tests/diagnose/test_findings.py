@@ -110,15 +110,42 @@ def trial(verdict: str, *sets: str) -> TrialEvent:
 
 
 def test_what_was_tried_in_vain_steps_back_and_says_so() -> None:
-    tried = replace(BUSY, trials=[trial("no difference", "loader.workers=1")])
+    in_vain = [trial("no difference", "loader.workers=1"), trial("slower", "loader.cache=true")]
+    tried = replace(BUSY, trials=in_vain)
     found = tried.found()
     assert [item.cause for item in found] == ["optimizer", "data-wait"]
     assert tried.trials[0].text in found[1].leave
-    # A gain, or a trial of something else, changes nothing.
+    # While another of its settings is left to try, that one is proposed instead.
+    left = replace(BUSY, trials=in_vain[:1]).verdict()
+    assert left.cause == "data-wait" and left.leave == "" and left.sets == ("loader.cache=true",)
+    assert left.changes[-1].measured is not None and left.changes[-1].measured.verdict == "no difference"
+
+
+def test_a_measured_gain_stands_beside_its_change_and_comes_first() -> None:
     gained = replace(
-        BUSY, trials=[trial("faster", "loader.workers=1"), trial("no difference", "loader.cache=true")]
+        BUSY, trials=[trial("no difference", "loader.workers=1"), trial("faster", "loader.cache=true")]
     )
-    assert gained.verdict().cause == "data-wait"
+    found = gained.verdict()
+    assert found.cause == "data-wait" and found.sets == ("loader.cache=true",)
+    measured = [change.measured.verdict if change.measured is not None else "" for change in found.changes]
+    assert measured == ["faster", "", "no difference"]
+    assert found.to_dict()["changes"][0]["measured"] == {
+        "verdict": "faster", "ratio": 3.0, "low": pytest.approx(2.97), "high": pytest.approx(3.03)
+    }  # fmt: skip
+    # Another number of workers than the proposed one was measured as well; threads are another subject.
+    others = [
+        trial("faster", "loader.workers=2"),
+        trial("faster", "run.threads=1"),
+        trial("slower", "loader.workers=3"),
+    ]
+    found = replace(BUSY, trials=others).verdict()
+    assert [change.sets for change in found.changes if change.measured is not None] == [("loader.workers=2",)]
+    assert found.sets == ("loader.workers=2",)
+    # Of a change that was not in effect, nothing is known; and the newest trial counts.
+    without = replace(trial("faster", "loader.workers=1"), in_effect=False)
+    again = replace(BUSY, trials=[trial("faster", "loader.workers=1"), trial("slower", "loader.workers=1")])
+    assert all(change.measured is None for change in replace(BUSY, trials=[without]).verdict().changes)
+    assert again.verdict().sets == ("loader.cache=true",)
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: pair.id)

@@ -266,6 +266,11 @@ def test_why_attention_has_no_fused_kernel() -> None:
     parts = operation("softmax", SCORES), operation("matmul", f"{SCORES}, 8x4x128x16")
     assert "written out" in of(*parts)
     assert "need_weights=False" in of(*((*one[:4], *HEADS, *one[9:]) for one in parts))
+    # As within nn.TransformerEncoderLayer, which asks for no weights.
+    fused = operation("scaled_dot_product_attention", three, "math, dropout")
+    assert (
+        "dropout_p above 0" in (text := of((*fused[:4], *HEADS, *fused[9:]))) and "need_weights" not in text
+    )
     # A softmax alone is none.
     assert (
         "unfused-attention" not in script(kernels=worked(operations=[operation("softmax", SCORES)])).causes()

@@ -71,7 +71,8 @@ def test_slow_items_and_slow_workers_are_told() -> None:
 
 
 def test_changes_are_ranked_by_what_is_predicted() -> None:
-    view = View(waits(told()).snapshot())
+    some = [replace(one, idle_ns=10 * MS) for one in told().workers]
+    view = View(waits(told(workers=some)).snapshot())
     order = ranked(view, [
         Change("order", ("loader.in_order=false",)), Change("cache", ("loader.cache=true",)),
         Change("more", ("loader.workers=4",)),
@@ -89,3 +90,16 @@ def test_more_workers_are_proposed_where_they_wait_and_fewer_are_not() -> None:
     changes = found.named("data-wait").changes
     assert changes[0].sets[0].startswith("loader.workers=") and changes[0].sets[0] > "loader.workers=1"
     assert all(change.sets[:1] != ("loader.workers=0",) for change in changes)
+
+
+def test_workers_that_work_all_the_time_are_not_to_load_further_ahead() -> None:
+    """Four workers in order: of each four batches three are there when the first one comes."""
+    changes = [Change("ahead", ("loader.prefetch=8",)), Change("order", ("loader.in_order=false",))]
+
+    def texts(idle_ns: float) -> str:
+        event = told(workers=[replace(one, idle_ns=idle_ns) for one in told().workers])
+        found = ranked(View(waits(event).snapshot()), changes)
+        return " ".join(change.text for change in found)
+
+    assert "ahead" not in texts(0.0) and "order" not in texts(0.0)
+    assert "ahead" in texts(40 * MS) and "order" in texts(40 * MS)

@@ -379,3 +379,28 @@ def test_a_loop_that_never_trains_again_is_told(tmp_path: Path, kind: str) -> No
     if told:  # four passes, and what was heard of the one in which it began
         batches = int(told[0].split("at least ")[1].split()[0])
         assert "since step 100" in told[0] and 310 <= batches <= 380
+
+
+WITHOUT_OPTIMIZER = """
+import torch
+weight = torch.zeros(8, 1, requires_grad=True)
+for step in range(100):
+    loss = (torch.randn(4, 8) @ weight - 1).square().mean()
+    {gradient}
+    with torch.no_grad():
+        weight -= 0.1 * gradient
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        "(gradient,) = torch.autograd.grad(loss, [weight])",
+        "weight.grad = None; loss.backward(); gradient = weight.grad",
+    ],
+)
+def test_each_step_without_an_optimizer_has_one_micro_step(tmp_path: Path, gradient: str) -> None:
+    ran = run(tmp_path, "-c", WITHOUT_OPTIMIZER.format(gradient=gradient))
+    assert ran.status == 0, ran.errors
+    assert ran.total("steps") == ran.total("micro_steps") == 100

@@ -88,6 +88,12 @@ def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
     if name == "lbfgs":  # all but the call before the first backward pass
         assert phases["forward"] >= (int(ran.word("CALLS")) - 1) * 0.02e9 and ran.total("items") == 15 * 32
         assert phases["other"] < 2e9  # what the script does afterwards is no part of its steps
+    if name == "saves":  # what follows the last step is no part of the training
+        assert (ran.total("evaluations"), ran.total("checkpoints")) == (7, 7)
+        seen = {window["grad_norm"] for window in ran.of("window")} - {None}
+        assert seen and seen <= {*map(float, ran.word("NORMS").split(","))}
+    # Only rows of whole numbers, which are all of one length, have tokens.
+    assert ran.total("tokens") == (5 * ran.total("items") if script == "embeds" else 0)
     if name == "carries":  # the graph that is carried on
         assert ran.of("functions")[-1]["sizes"]["graph:"] >= 3
         assert ran.of("run")[-1]["config"]["script"]["carries"][0].endswith("carries.py")

@@ -98,6 +98,20 @@ def test_rates_are_of_the_recent_windows_without_evaluation_and_checkpoints() ->
     assert folded(run_event(), *slow, *fast).snapshot().steps_per_s == pytest.approx(10)
 
 
+def test_evaluations_of_a_script_are_counted_by_its_windows_and_not_again_by_what_a_framework_says() -> None:
+    observed = run_event(config={"script": {}})
+    spent = {"evaluate": phase(300_000_000), "checkpoint": phase(50_000_000), "forward": phase(50_000_000)}
+    state = folded(
+        observed,
+        window(10, 1, 400_000_000, phases=spent, evaluations=2, checkpoints=1),
+        mark("evaluation", 10, metrics={"acc": 1.0}),
+    )
+    found = state.snapshot()
+    assert (found.totals.evaluations, found.totals.checkpoints) == (2, 1)
+    assert (found.left.evaluation_s, found.left.checkpoint_s) == pytest.approx((0.15, 0.05))
+    assert found.best is not None
+
+
 def test_a_resumed_run_forgets_what_it_will_do_again() -> None:
     first = [run_event(), *(window(step, 10, 10**9, loss=float(step)) for step in range(10, 310, 10))]
     first += [

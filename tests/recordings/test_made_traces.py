@@ -211,6 +211,31 @@ def test_a_pageable_upload_is_synchronising_until_it_returns(tmp_path: Path, ven
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "call", "cause"),
+    [
+        ("M2D (Memory -> Device)", "urEnqueueUSMMemcpy", "sync"),
+        ("H2D (Host -> Device)", "zeCommandListAppendMemoryCopy", "transfer"),
+    ],
+)
+def test_a_gpu_of_intel_has_names_of_its_own(tmp_path: Path, kind: str, call: str, cause: str) -> None:
+    made = Made()
+    for step in range(5):
+        at = 100.0 * step
+        made.host("aten::to", at, 41)
+        made.host(call, at, 40 if cause == "sync" else 0.1, cat="xpu_runtime", correlation=2 * step + 1)
+        begin = at + (39.5 if cause == "sync" else 0.2)
+        made.gpu(f"Memcpy {kind}", begin, at + 40 - begin, 2 * step + 1, cat="gpu_memcpy")
+        made.host("aten::conv2d", at + 41, 3)
+        made.host("urEnqueueKernelLaunch", at + 42, 0.1, cat="xpu_runtime", correlation=2 * step + 2)
+        made.gpu("gen_conv", at + 43, 57, 2 * step + 2)
+    use = examine(made.write(tmp_path))
+    assert causes(use)[0] == cause
+    assert phases(use)["to_device"] == pytest.approx(41, abs=6)  # the first copy begins late
+    assert use.devices[0].time.convolution_ns == pytest.approx(5 * 57e6)
+    assert use.devices[0].time.launches == 5
+
+
 @pytest.mark.parametrize("length", [40, 2])
 def test_copies_that_nothing_hides_are_a_finding(tmp_path: Path, length: int) -> None:
     made = Made()
@@ -381,6 +406,18 @@ def test_the_report_of_traces_says_what_they_have_and_nothing_of_a_run(
     assert not any(word in text for word in ("Learning", "Settings", "Events", "loss"))
     steps = text.split("Steps step time")[1]
     assert [steps.count(f" {number} 50 ms") for number in (1, 2, 3, 4)] == [1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("missing", [2, 3])
+def test_a_rank_whose_trace_is_missing_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], missing: int
+) -> None:
+    for rank in range(3):
+        made = Made(distributedInfo={"rank": rank, "world_size": 3})
+        made.kernel(1, 5 + rank)
+        if rank != missing:
+            made.write(tmp_path, f"rank{rank}.json")
+    assert ("There is no trace of 1 rank of 3: 2." in said(tmp_path, capsys)) == (missing == 2)
 
 
 def test_the_time_of_a_trace_without_a_base_is_unknown(

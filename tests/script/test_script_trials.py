@@ -190,6 +190,33 @@ def test_a_script_trains_with_files_and_packages_beside_its_folder(
     assert len(once.lengths_us) >= 12 and min(once.lengths_us) > 0
 
 
+# Each process that makes items keeps 64 MiB.
+KEEPS = """
+class Items(torch.utils.data.Dataset):
+    kept = b""
+
+    def __len__(self):
+        return 1 << 20
+
+    def __getitem__(self, index):
+        Items.kept = Items.kept or b"x" * (1 << 26)
+        return torch.zeros(1)
+
+
+batches = iter(torch.utils.data.DataLoader(Items(), 4, num_workers={workers}))
+"""
+
+
+@pytest.mark.slow
+def test_the_peak_memory_of_a_side_has_that_of_its_workers(tmp_path: Path) -> None:
+    peaks = {}
+    for workers in (0, 2):
+        (tmp_path / str(workers)).mkdir()
+        written(tmp_path / str(workers), before=KEEPS.format(workers=workers), each="next(batches)")
+        peaks[workers] = trained(tmp_path / str(workers)).peak_bytes
+    assert peaks[2] is not None and peaks[0] is not None and peaks[2] - peaks[0] > 60 << 20
+
+
 # What a scratch copy does not contain.
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from ndd_engine.config import Config, read
 from ndd_engine.trial.blocks import (
+    BlockPlan,
     BlocksDoNotFitError,
     SidePace,
     can_switch,
@@ -280,3 +281,20 @@ def test_more_steps_are_wanted_until_long_ones_have_recurred() -> None:
     assert not undecided(lengths) and period_of(lengths) == 30
     assert undecided([5.0] * 20) and not undecided([5.0] * 50)
     assert period_of([]) == 1 and not recurs([])
+
+
+@pytest.mark.parametrize(
+    ("steps", "periods", "shorter"),
+    [
+        ((625, 625), (1, 1), (156, 156)),
+        ((400, 100), (1, 1), (100, 25)),  # of a batch that is four times as large
+        ((160, 160), (16, 16), (32, 32)),
+        ((48, 48), (16, 16), None),
+        ((3, 3), (1, 1), None),
+    ],
+)
+def test_shorter_runs_are_of_as_many_items_and_of_whole_periods(
+    steps: tuple[int, int], periods: tuple[int, int], shorter: tuple[int, int] | None
+) -> None:
+    found = BlockPlan(steps, (0.01, 0.01), False).shorter(periods)
+    assert (found and found.steps) == shorter

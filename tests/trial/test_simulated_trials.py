@@ -381,8 +381,19 @@ def test_a_clear_result_stays_where_a_later_start_fails(world: World) -> None:
         assert (event.verdict, event.pairs) == ("faster", pairs) and "stock" not in event.text, event.text
 
 
+@pytest.mark.parametrize(("gain", "verdict"), [(1.0, "no difference"), (1.5, "faster")])
+def test_a_short_script_is_measured_in_short_runs(world: World, gain: float, verdict: str) -> None:
+    world.gain, world.life = gain, 100
+    event = run()
+    assert (
+        world.count("ended", 0) + world.count("ended", 1) > 0
+    )  # the runs that were planned first were too long
+    assert event.verdict == verdict and event.pairs >= 4, event.text
+    assert event.ratio == pytest.approx(gain, rel=0.05)
+
+
 def test_a_script_that_ends_before_a_block_is_no_failure(world: World) -> None:
-    world.life = 60
+    world.life = 30
     event = run()
     assert (event.verdict, event.ratio) == ("inconclusive", None)
     assert "came to its end" in event.text and "longer" in event.text

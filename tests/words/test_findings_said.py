@@ -12,10 +12,11 @@ from ndd_console.render.rows import block_rows
 from ndd_console.render.text import lines
 from ndd_console.words.blocks import COMMAND, PLACE, Text
 from ndd_console.words.diagnosis import ENGINE, DiagnosisResult, diagnosis_blocks
-from ndd_console.words.finding import choices, event_line, finding_line, urgent_line, verdict
+from ndd_console.words.finding import choices, event_line, finding_line, first_command, urgent_line, verdict
 from ndd_console.words.machine import busy_cores, check_facts
 from ndd_console.words.trial import conditions, measurement, trial_blocks, trial_text
 from ndd_engine.diagnose import Change, Evidence, Finding
+from ndd_engine.record.event import MeasuredChange
 from ndd_engine.record.events import FindingEvent, FunctionsEvent, MarkEvent, StacksEvent, TrialEvent
 from ndd_engine.record.snapshot import CoreUse
 from ndd_engine.trial.outcome import Progress
@@ -42,6 +43,18 @@ def test_the_block_has_evidence_changes_places_and_commands() -> None:
         (COMMAND, "ndd-console try 'my run' --set loader.workers=4 --set 'run.name=a b'"),
     )
     assert COMMAND not in dict(verdict(WAITS).rows)
+
+
+def test_what_a_trial_has_measured_is_told_and_not_proposed_again() -> None:
+    measured = replace(WORKERS, measured=MeasuredChange("faster", 1.42, 1.35, 1.49))
+    found = replace(WAITS, changes=(measured, HOIST))
+    assert ("measured", "faster 1.42x (1.35 to 1.49)") in verdict(found, "my run").rows
+    assert finding_line(found).endswith(
+        "loader.workers=4 run.name=a b was measured: faster 1.42x (1.35 to 1.49)"
+    )
+    assert first_command("my run", [WAITS]) and not first_command("my run", [found])
+    unclear = replace(WORKERS, measured=MeasuredChange("stopped"))
+    assert ("measured", "stopped") in verdict(replace(WAITS, changes=(unclear,))).rows
 
 
 def test_a_change_that_is_not_worthwhile_is_no_warning() -> None:

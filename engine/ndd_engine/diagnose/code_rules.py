@@ -156,6 +156,8 @@ WAITING = frozenset({
 UNNAMED = 0.2
 # Of a generator of the user: they take what it reads, which is waiting for data, and what its function does.
 _READS = frozenset({"next", "__next__"})
+# Of an evaluation: they may take what a generator of the user does, as in sum(loss(batch) for batch in loader).
+_DRIVES = _READS | {"sum", "min", "max", "list", "tuple", "set", "all", "any"}
 # What else a Trainer of transformers does with the outputs of all batches of an evaluation.
 _ACCUMULATES = frozenset({
     "nested_concat", "torch_pad_and_concatenate", "numpy_pad_and_concatenate", "nested_numpify", "nested_detach",
@@ -183,9 +185,10 @@ FORWARD = (
     "capture a few steps (key k) to see which line takes it: a loop of Python over items, or an operation on a large "
     "tensor, such as a product with a dense matrix of mostly zeros"
 )
+# A rollout of reinforcement learning needs the newest weights: it cannot run while the steps train.
 RARE = (
-    "see what the script does between groups of steps, such as a rollout, sampling or logging: do it for many items at "
-    "once, or in processes of their own while the steps train"
+    "see what the script does between groups of steps: do it for many items at once, as with several environments in a "
+    "rollout, or more rarely, as with samples and logs"
 )
 _LOG_LESS = {
     "lightning": "call self.log every few steps only, as with if batch_idx % 50 == 0; "
@@ -341,9 +344,15 @@ def own_saves(view: View) -> Finding | None:
     return draft.done()
 
 
+def _rest(view: View, phase: str) -> list[LibraryCall]:
+    """What is neither the model nor the data, longest first."""
+    drives = (call for call in view.called_in(phase) if call.library or call.function not in _DRIVES)
+    return [call for call in drives if call.phase not in (*MODEL, "data_wait")]
+
+
 def _beside_model(view: View, phase: str) -> LibraryCall | None:
     """What takes most of a profiled evaluation or checkpoint, if that is neither the model nor the data."""
-    rest = [call for call in view.called_in(phase) if call.phase not in (*MODEL, "data_wait")]
+    rest = _rest(view, phase)
     return rest[0] if rest and rest[0].share >= 2 * LEAST_INSIDE else None
 
 
@@ -365,7 +374,7 @@ def explain_aside(view: View, phase: str, draft: FindingDraft) -> None:
     one = "a profiled checkpoint" if phase == "checkpoint" else "a profiled evaluation"
     model = sum(call.share for call in found if call.phase in MODEL)
     data = sum(call.share for call in found if call.phase == "data_wait")
-    rest = [call for call in found if call.phase not in (*MODEL, "data_wait") and call.share >= LEAST_INSIDE]
+    rest = [call for call in _rest(view, phase) if call.share >= LEAST_INSIDE]
     parts = [
         (call.share, f"{call.what if call.function else call.where} {percent(call.share)}") for call in rest
     ]
@@ -386,9 +395,8 @@ def explain_aside(view: View, phase: str, draft: FindingDraft) -> None:
     elif data >= MOST_OF:
         draft.change("load the data of the evaluation ahead: num_workers of its DataLoader, or cached items")
     elif model >= MOST_OF:
-        draft.change(
-            "use larger batches in the evaluation, which keeps no gradients, and torch.inference_mode()"
-        )
+        larger = "larger batches in the evaluation, which keeps no gradients, and "
+        draft.change(f"use {larger if data_facts.has_loader(view) else ''}torch.inference_mode()")
 
 
 # The source of evidence from a profiled evaluation or checkpoint.
@@ -413,9 +421,13 @@ def _help_for(call: LibraryCall, phase: str) -> str:
     return "do this once for the whole evaluation, or with tensor operations"
 
 
-def _compiled(call: LibraryCall) -> bool:
-    """Whether it runs a function that torch.compile has compiled: no module is called there, but it is the model."""
-    return call.phase == "other" and call.library == "torch" and call.function in ("_fn", "compile_wrapper")
+# What torch.compile has compiled, and torch.autograd.grad.
+_MODEL = ("_fn", "compile_wrapper", "grad")
+
+
+def _of_model(call: LibraryCall) -> bool:
+    """Whether it is the model, although no module is called there: a compiled function, or derivatives for a loss."""
+    return call.phase == "other" and call.library == "torch" and call.function in _MODEL
 
 
 def outside(view: View) -> Finding | None:
@@ -424,7 +436,7 @@ def outside(view: View) -> Finding | None:
     slow = _without_logging(view)
     if not view.is_script or not cost.clear:
         return None
-    if model := sum(call.share for call in view.calls if _compiled(call)):
+    if model := sum(call.share for call in view.calls if _of_model(call)):
         cost = view.part(max(cost.share - model, 0.0))
     if cost.share - view.collecting < 2 * FLOOR:
         return None
@@ -437,20 +449,22 @@ def outside(view: View) -> Finding | None:
     called = [
         call
         for call in view.calls
-        if call.phase == "other" and not (call.logs or _compiled(call)) and _last(call) not in _READS
+        if call.phase == "other" and not (call.logs or _of_model(call)) and _last(call) not in _READS
     ]
     found = view.where("other")
     line = found.line if found is not None and found.own else None
     title = f"code outside the model takes {percent(cost.share)} of each step"
     # Where most steps need little of it, the profiled one does not tell what takes it.
     usual_ns = view.phases["other"].p50_ns
-    rare = usual_ns is not None and usual_ns < data_facts.UNEVEN * cost.ns
+    rare = usual_ns is not None and usual_ns * view.stretched < data_facts.UNEVEN * cost.ns
     if rare:
         called = [call for call in called if call.ns >= MOST_OF * cost.ns]
     named = bool(called) and called[0].share >= FLOOR
     environment = named and _environment(called[0].function, called[0].library)
     # A loss that no module computes, a few small tensors: nothing that could be done is known.
-    if not named and line is None and cost.share < UNNAMED:
+    # Beside other programs, any phase takes long now and then.
+    unsure = line is None or (rare and view.neighboured)
+    if not named and unsure and cost.share < UNNAMED:
         return None
     if named:
         title += f", {percent(called[0].share)} in {called[0].what} ({called[0].where})"

@@ -89,3 +89,9 @@ CAUSES: dict[str, str] = {
 }
 # Causes that keep a run from going on or make it worthless, the first one first: a summary begins with them.
 ENDINGS = ("hang", "died", "open-files", "not-finite")
+
+
+def advice_of(finding: Finding) -> tuple[object, ...]:
+    """What a finding advises: it is reported again when this changes."""
+    measured = tuple(change.measured.verdict for change in finding.changes if change.measured is not None)
+    return finding.sets, bool(finding.leave), finding.from_steps is None, measured

@@ -243,6 +243,10 @@ MUCH = 0.3
 # Below these settings the run logs often.
 SHORT_WINDOW_S = 0.1
 FEW_STEPS = 5
+FEWER_UPDATES = (
+    "use a larger effective batch for fewer updates (changes the training; adjust the learning rate)"
+)
+LESS_HISTORY = "lower history_size: each iteration combines so many earlier gradients (changes the training)"
 # Section of the configuration -> (cause, what is done).
 ASIDES = {"evaluate": ("evaluation", "evaluate"), "checkpoint": ("checkpoint", "save checkpoints")}
 
@@ -274,9 +278,7 @@ def optimizer(view: View) -> Finding | None:
     draft.add(_parameters(view))
     if edits:
         draft.change(" and ".join(edits.values()), *edits)
-    draft.change(
-        "use a larger effective batch for fewer updates (changes the training; adjust the learning rate)"
-    )
+    draft.change(LESS_HISTORY if view.get("optimizer.name") == "LBFGS" else FEWER_UPDATES)
     return draft.done()
 
 
@@ -290,7 +292,8 @@ def clip(view: View) -> Finding | None:
     draft = FindingDraft("clip", f"gradient clipping takes {percent(cost.share)} of each step", cost)
     draft.add(taken(cost, "clipping takes"))
     if norm:
-        draft.saw(f"the latest gradient norm is {number(norm)}, the limit is {limit:g}", "record")
+        told = f", the limit is {limit:g}" if limited else ""
+        draft.saw(f"the latest gradient norm is {number(norm)}{told}", "record")
     draft.add(_parameters(view))
     text = "disable clipping (changes the training at steps whose norm is above the limit)"
     draft.change(text, *(["clip.max_norm=0.0"] if limited else []))

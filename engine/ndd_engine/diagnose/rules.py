@@ -6,9 +6,10 @@ near their threshold flicker with the noise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+from ndd_engine.record.event import MeasuredChange
 from ndd_engine.record.events import FindingEvent, TrialEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import duration, percent, times
@@ -25,7 +26,7 @@ from . import (
     process_rules,
     work_rules,
 )
-from .finding import ENDINGS, Change, Evidence, Finding
+from .finding import ENDINGS, Change, Evidence, Finding, advice_of
 from .view import CLOCK, MODEL, Cost, View, ceiling, rounded_up, taken
 
 LEAST_STEPS = 20
@@ -103,6 +104,7 @@ def on_device(view: View) -> Cost | None:
     return Cost(ns, share, None, share, costs[0].source)
 
 
+FASTER = "faster"
 IN_VAIN = ("no difference", "slower", "out of memory", "failed")
 
 
@@ -110,26 +112,77 @@ def leave(view: View, item: Finding) -> Finding:
     """The finding with the reason why its change is not worthwhile, if there is one."""
     if item.leave:
         return item
-    if (trial := tried(view, item)) is not None:
+    if tried(item):
+        trial = _newest(view, item.sets)
+        assert trial is not None
         return replace(item, leave=f"already tried: {trial.text}")
     return too_short_for(view, item)
 
 
-def tried(view: View, item: Finding) -> TrialEvent | None:
-    """The newest trial of the proposed change if it was not faster, else None."""
-    trial = _newest(view, item)
-    return trial if trial is not None and trial.verdict in IN_VAIN else None
+def with_trials(view: View, item: Finding) -> Finding:
+    """The finding with what trials have measured of its changes: faster ones come first, and those in vain last.
+
+    Other values of its settings are among them if they were faster.
+    """
+    changes = []
+    for change in (*item.changes, *_others_measured(view, item)):
+        if (trial := _newest(view, change.sets)) is not None:
+            measured = MeasuredChange(trial.verdict, trial.ratio, trial.low, trial.high)
+            change = replace(change, measured=measured)
+        changes.append(change)
+    return replace(item, changes=tuple(sorted(changes, key=_use)))
 
 
-def proved(view: View, item: Finding) -> float | None:
-    """The speedup of the proposed change by its newest trial, if it was faster."""
-    trial = _newest(view, item)
-    return trial.ratio if trial is not None and trial.verdict == "faster" else None
+def _others_measured(view: View, item: Finding) -> Iterator[Change]:
+    """Faster changes of the same settings, or of others of the loader, that the finding does not propose."""
+    proposed = {tuple(sorted(change.sets)) for change in item.changes if change.sets}
+    subjects = set(map(_subject, proposed))
+    for sets in dict.fromkeys(tuple(sorted(trial.sets)) for trial in view.snapshot.trials):
+        newest = _newest(view, sets)
+        if (
+            newest is not None
+            and newest.verdict == FASTER
+            and sets not in proposed
+            and _subject(sets) in subjects
+        ):
+            yield Change("this was measured as well", tuple(newest.sets))
 
 
-def _newest(view: View, item: Finding) -> TrialEvent | None:
-    wanted = sorted(item.sets)
-    trials = [trial for trial in view.snapshot.trials if wanted and sorted(trial.sets) == wanted]
+def _subject(sets: Sequence[str]) -> frozenset[str]:
+    """What settings are about: their keys, or the loader."""
+    keys = (one.partition("=")[0] for one in sets)
+    return frozenset("loader" if key.startswith("loader.") else key for key in keys)
+
+
+def _use(change: Change) -> tuple[int, float]:
+    measured = change.measured
+    if measured is None or measured.verdict not in (FASTER, *IN_VAIN):
+        return 1, 0.0
+    return (0, -(measured.ratio or 1.0)) if measured.verdict == FASTER else (2, 0.0)
+
+
+def tried(item: Finding) -> bool:
+    """Whether no setting that the finding proposes is left to try: none was faster."""
+    measured = [change.measured for change in item.changes if change.sets]
+    return bool(measured) and all(one is not None and one.verdict in IN_VAIN for one in measured)
+
+
+def proved(item: Finding) -> float | None:
+    """The largest speedup that a trial has measured of one of its changes."""
+    ratios = [
+        one.ratio for change in item.changes if (one := change.measured) is not None and one.verdict == FASTER
+    ]
+    return ratios[0] if ratios else None
+
+
+def _newest(view: View, sets: Sequence[str]) -> TrialEvent | None:
+    """The newest trial of a change that was in effect."""
+    wanted = sorted(sets)
+    trials = [
+        trial
+        for trial in view.snapshot.trials
+        if wanted and sorted(trial.sets) == wanted and trial.in_effect is not False
+    ]
     return trials[-1] if trials else None
 
 
@@ -226,11 +279,12 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
         found += [item for item in idle if item is not None]
     if not found:
         found.append(healthy(view))
-    found.sort(key=lambda item: _rank(view, item))
+    found = [with_trials(view, item) for item in found]
+    found.sort(key=_rank)
     return tuple(leave(view, item) for item in found)
 
 
-def _rank(view: View, item: Finding) -> tuple[int, float]:
+def _rank(item: Finding) -> tuple[int, float]:
     if item.cause in ENDINGS:
         return -1, float(ENDINGS.index(item.cause))
     if item.cause == "slowing" and (item.share or 0.0) >= MUCH_SLOWER and item.confidence != "possible":
@@ -242,10 +296,10 @@ def _rank(view: View, item: Finding) -> tuple[int, float]:
     if item.cause == "recompile" and item.ceiling is None:  # what was to run compiled runs without
         return 1, float("-inf")
     if item.ceiling is not None or item.share is not None:
-        bound = proved(view, item) or item.ceiling or ceiling(item.share or 0.0)
-        if tried(view, item) is not None:
+        bound = proved(item) or item.ceiling or ceiling(item.share or 0.0)
+        if tried(item):
             return 3, -bound
-        outside = item.cause in NEIGHBOURS and proved(view, item) is None
+        outside = item.cause in NEIGHBOURS and proved(item) is None
         return (2 if outside else 1), -bound
     return (4 if item.cause == "too-short" else 5), 0.0
 
@@ -296,8 +350,7 @@ class FindingWatch:
 
 
 def _changed(told: Finding, now: Finding) -> bool:
-    advice = (told.sets, bool(told.leave), told.from_steps is None)
-    if advice != (now.sets, bool(now.leave), now.from_steps is None):
+    if advice_of(told) != advice_of(now):
         return True
     if now.cause == "leak" and told.changes != now.changes:  # what holds the memory has become known
         return True

@@ -344,7 +344,7 @@ def _is_part(one: Operator, softmax: Operator) -> bool:
 
 
 def _why(one: Operator) -> str:
-    if one.owner == _HEADS:
+    if one.owner == _HEADS and one.name in _SOFTMAX:
         return (
             "nn.MultiheadAttention returns its weights here (need_weights=True), which no fused kernel does"
         )
@@ -359,7 +359,7 @@ def _why(one: Operator) -> str:
 
 
 def _fused(one: Operator) -> str:
-    if one.owner == _HEADS:
+    if one.owner == _HEADS and one.name in _SOFTMAX:
         return "call it with need_weights=False where the weights are not used"
     if one.name in _SOFTMAX:
         return "use torch.nn.functional.scaled_dot_product_attention for the three operators"

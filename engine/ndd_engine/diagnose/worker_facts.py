@@ -19,6 +19,10 @@ INSIDE = "loader workers"
 NAMED, MOSTLY = 0.2, 0.5
 # Workers that wait so much for the training are not what it waits for.
 IDLE = 0.6
+# Workers that work for more than this part of their time have none left to make batches earlier.
+FULL = 0.95
+# Settings that change which batch is made or taken first.
+ORDERING = frozenset({"loader.prefetch", "loader.in_order"})
 # Sending is told that takes this part of making a batch; items and workers, that take so many times the usual.
 SENDING, UNEVEN, SLOWER = 0.5, 10.0, 1.7
 # Nanoseconds of a page that is touched first, at least; the part of a batch from which on it is told.
@@ -138,6 +142,12 @@ def ranked(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
     plan = plan_of(view)
     if plan is None:
         return tuple(changes)
+    found = inside(view)
+    if found is not None and min(1 - worker.idle for worker in found.workers) > FULL:
+        # Whatever they make first, they make no more.
+        changes = [
+            change for change in changes if not ORDERING & {one.partition("=")[0] for one in change.sets}
+        ]
     now = batch_ns(plan)
     rows: list[tuple[float, Change]] = []
     for change in (*changes, *_enough_workers(view, plan, changes)):

@@ -1,8 +1,8 @@
 """What a GPU did in a profiler capture: busy time, and idle time by cause.
 
-A GPU is busy while a kernel, a copy or a memory fill runs on it, of CUDA or ROCm. Without a GPU, compute is busy while
-an operator runs in a phase that computes; operators that make a batch count as waiting for data. All other time is
-idle. If the next kernel had been launched before a gap began, the gap is between queued kernels; otherwise its cause
+A GPU is busy while a kernel, a copy or a memory fill runs on it, of CUDA, ROCm or XPU. Without a GPU, compute is busy
+while an operator runs in a phase that computes; operators that make a batch count as waiting for data. All other time
+is idle. If the next kernel had been launched before a gap began, the gap is between queued kernels; otherwise its cause
 is what the host was doing then.
 """
 
@@ -33,16 +33,17 @@ from ndd_engine.text import printable
 Interval = tuple[int, int]
 
 # Runtime calls, which share their correlation id with the kernel or copy that they launch.
-RUNTIME = re.compile(r"(cu|cuda|hip)[A-Z]")
+RUNTIME = re.compile(r"(cu|cuda|hip|ur|ze)[A-Z]")
 # Entries that newer profilers add to the GPU's line and that are not work.
 _NOT_WORK = frozenset({"Stream Sync", "Event Sync", "Context Sync", "Device Sync", "Stream Wait Event"})
-# CUDA has "Memcpy HtoD (Pinned -> Device)", ROCm either that or "CopyHostToDevice".
+# CUDA has "Memcpy HtoD (Pinned -> Device)", ROCm either that or "CopyHostToDevice". XPU writes H2D, or M2D for memory
+# that is not pinned: "Memcpy M2D (Memory -> Device)".
 _COPIES = ("Memcpy", "CopyDeviceTo", "CopyHostTo")
-_WITHIN = ("Memcpy DtoD", "CopyDeviceToDevice")
-_UPLOADS = ("Memcpy HtoD", "CopyHostToDevice")
+_WITHIN = ("Memcpy DtoD", "Memcpy D2D", "CopyDeviceToDevice")
+_UPLOADS = ("Memcpy HtoD", "Memcpy H2D", "Memcpy M2D", "CopyHostToDevice")
 _FILLS = ("Memset", "FillBuffer")
 # A copy from or to pageable memory returns when it is done. ROCm names both kinds of host memory "Host".
-_BLOCKING_MEMORY = ("Pageable", "Host")
+_BLOCKING_MEMORY = ("Pageable", "Host", "(Memory", "> Memory")
 # Libraries of collectives, and the words that their kernels and those of other packages have in their own names.
 _COLLECTIVE = re.compile(
     r"(?<![a-z])(nccl|rccl|msccl|oneccl|hccl|nvshmem|rocshmem|deep_?ep|userbuffers)|cross_device_reduce"
@@ -216,7 +217,10 @@ _BLOCKED = frozenset({LAUNCH_GAPS, COPYING, OTHER_CAUSE})
 # Phases whose host operators do not belong to the model.
 _NOT_COMPUTING = frozenset({"data_wait", "to_device", "checkpoint"})
 # cudaFree waits until the GPU is idle: the cost of empty_cache().
-_WAITS = ("StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "cudaFree", "hipFree")
+_WAITS = (
+    "StreamSynchronize", "DeviceSynchronize", "EventSynchronize", "cudaFree", "hipFree", "urQueueFinish", "urEventWait",
+    "QueueSynchronize", "HostSynchronize",
+)  # fmt: skip
 # These copy and return when they are done, whatever memory it is.
 _COPY_CALLS = ("Memcpy", "MemcpyWithStream")
 _READS = frozenset({"aten::item", "aten::_local_scalar_dense"})

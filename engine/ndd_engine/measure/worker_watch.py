@@ -20,6 +20,7 @@ from ndd_engine.hardware.process_state import open_files, own_memory, state_of
 from ndd_engine.record.worker_events import WAITS, WorkerFigures, WorkerFunction, WorkersEvent
 from ndd_engine.text import printable
 from ndd_watch import sheet
+from ndd_watch.mapped import pss_bytes
 from ndd_watch.workers import EDGES, SLOWEST
 
 # From one look at the files to the next, and between two events: the first ones soon, the later ones rarely.
@@ -186,7 +187,7 @@ class WorkerWatch:
             doing = f"batch {batch} for {spent * 1e-9:.0f} s (items {printable(items)})"
         known = {
             "pid": pid, "descriptors": open_files(pid), "private_bytes": None if memory is None else memory[0],
-            "pss_bytes": _pss(pid), "faults": None if faults is None else faults / batches,
+            "pss_bytes": pss_bytes(pid), "faults": None if faults is None else faults / batches,
             "read_bytes": None if read_bytes is None else read_bytes / batches,
             "late": None if late is None else min(late / max(int(report["wall_ns"]), 1), 1.0),
         }  # fmt: skip
@@ -304,11 +305,4 @@ def _read_bytes(pid: int) -> int | None:
     with suppress(OSError, ValueError, IndexError):
         words = _words(f"/proc/{pid}/io")
         return int(words[words.index("read_bytes:") + 1])
-    return None
-
-
-def _pss(pid: int) -> int | None:
-    with suppress(OSError, ValueError, IndexError):
-        words = _words(f"/proc/{pid}/smaps_rollup")
-        return int(words[words.index("Pss:") + 1]) << 10
     return None

@@ -305,6 +305,16 @@ LastLoss = Annotated[tuple[int, float], _As(tuple[Count, Figure | None])]
 OwnValues = Annotated[dict[str, float], _As(dict[str, Figure | None])]
 
 
+@dataclass(frozen=True, slots=True)
+class MeasuredChange:
+    """What a trial has measured of a change. ratio: the speedup, with its interval low..high; null without one."""
+
+    verdict: str
+    ratio: Figure | None = None
+    low: Figure | None = None
+    high: Figure | None = None
+
+
 # Kinds of stalls that are over, and those that are no hang as far as is known: the process computes, or waits for a
 # person, on purpose or for ranks that may compute.
 OVER = "over"

@@ -35,6 +35,7 @@ from .event import (
     LineTime,
     Loop,
     MarkData,
+    MeasuredChange,
     ModuleTime,
     Operation,
     OwnValues,
@@ -137,7 +138,8 @@ class WindowEvent(Event):
     skipping_since: if the last updates of the window were
     skipped, the steps before the first of them. bad_loss: if its last losses are not finite, ["NaN" or "infinite",
     steps before the first loss that was seen so; of the finite ones before: steps before the last one, its value, and
-    the lowest value; or null].
+    the lowest value; or null]. evaluations, checkpoints: of a script, after steps of this window; those of
+    other runs are marks.
     """
 
     type: ClassVar[str] = "window"
@@ -171,6 +173,8 @@ class WindowEvent(Event):
     first_skipped: Count | None = None
     skipping_since: Count | None = None
     bad_loss: BadLoss | None = None
+    evaluations: Count = 0
+    checkpoints: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,12 +471,13 @@ class Change:
     """A change to try.
 
     sets: configuration edits ("loader.workers=2"); () for a code change. where: "file.py:12 in load" from a
-    profiled step; None if unknown.
+    profiled step; None if unknown. measured: by its newest trial against this run; null without one.
     """
 
     text: str
     sets: tuple[str, ...] = ()
     where: str | None = None
+    measured: MeasuredChange | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -482,9 +482,10 @@ class Aside:
     open_ns: Count = 0
     done: Count = 0
 
-    def window(self, host_ns: int) -> None:
-        """Add the time in a window."""
+    def window(self, host_ns: int, done: int = 0) -> None:
+        """Add the time in a window. done: how many ended in it, where there are no marks."""
         self.open_ns += host_ns
+        self.done += done
         if self.done and self.open_ns:
             self.count += self.done
             self.total_ns += self.open_ns

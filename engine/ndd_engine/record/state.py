@@ -361,8 +361,10 @@ class RunState(Facts):
         self.tokens += event.tokens
         self.wall_ns += event.wall_ns
         evaluate, checkpoint = _host_ns(event, "evaluate"), _host_ns(event, "checkpoint")
-        self.evaluating.window(evaluate)
-        self.saving.window(checkpoint)
+        self.evaluating.window(evaluate, event.evaluations)
+        self.saving.window(checkpoint, event.checkpoints)
+        self.totals.evaluations += event.evaluations
+        self.totals.checkpoints += event.checkpoints
         overhead = evaluate + checkpoint
         self.levels.window("evaluate" if evaluate else "checkpoint" if checkpoint else "")
         self._total(event)
@@ -487,10 +489,16 @@ class RunState(Facts):
             case "evaluation":
                 evaluation = Evaluation(mark.step, mark.data.get("metrics") or {}, mark.data.get("seconds"))
                 self.evaluations = (*self.evaluations, evaluation)[-KEPT_EVALUATIONS:]
-                self.evaluating.mark(mark.step)
-                totals.evaluations += 1
+                if not self._counted:
+                    self.evaluating.mark(mark.step)
+                    totals.evaluations += 1
                 self.lower_is_better = mark.data.get("better", "lower") == "lower"
                 self._judge(evaluation)
+
+    @property
+    def _counted(self) -> bool:
+        """Whether windows tell how many evaluations there were: of a script, only frameworks tell their values."""
+        return self.run is not None and "script" in self.run.config
 
     def _judge(self, evaluation: Evaluation) -> None:
         value = next(iter(evaluation.metrics.values()), None)

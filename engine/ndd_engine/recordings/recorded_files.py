@@ -1,9 +1,10 @@
 """Reads files that torch has written elsewhere: traces, and memory snapshots.
 
-A trace is JSON of torch.profiler, plain or gzipped, of 2021 and later, CUDA and ROCm. A memory snapshot is a pickle of
-`torch.cuda.memory._dump_snapshot()`, plain or gzipped. A pickle can run any code when it is loaded. A snapshot
-consists of dicts, lists, strings and numbers only, so everything else is refused. A subprocess with limited memory
-loads the file first: a damaged pickle can also ask for more memory than the machine has, or crash the interpreter.
+A trace is JSON of torch.profiler, plain or gzipped, of 2021 and later, of CUDA, ROCm and XPU. A memory snapshot is a
+pickle of `torch.cuda.memory._dump_snapshot()`, plain or gzipped. A pickle can run any code when it is loaded. A
+snapshot consists of dicts, lists, strings and numbers only, so everything else is refused. A subprocess with limited
+memory loads the file first: a damaged pickle can also ask for more memory than the machine has, or crash the
+interpreter.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ MANY_BATCHES = 100
 # Fields of a window that nobody has measured where its process is gone.
 _UNMEASURED = (
     "step_p50_ns", "step_p95_ns", "step_max_ns", "loss", "last_loss", "lr", "gc_ns", "gc_count", "gc_max_ns",
-    "heap_bytes", "first_skipped",
+    "heap_bytes", "first_skipped", "grad_norm",
 )  # fmt: skip
 
 Line = dict[str, Any]
@@ -208,6 +208,7 @@ class Process:
         if done <= self._end and shown == self._shown:
             return
         each = last["items"] / last["micro_steps"] if last["micro_steps"] else value(mapped.INPUT)
+        tokens = last["tokens"] / last["items"] if last["items"] else 0.0
         timed = {
             "end": done, "shown": shown, "rest": [0] * len(NAMES), "device": [], "outside": {},
             "first_ns": value(mapped.FIRST_NS) - self._first_ns,
@@ -216,7 +217,8 @@ class Process:
             **last, **dict.fromkeys(_UNMEASURED), "v": VERSION, "type": "window", "t": self._t,
             "step": last["step"] + shown - self._shown, "steps": max(shown - self._shown, 0),
             "epoch_step": max(last["epoch_step"] + shown - self._shown, 0), "micro_steps": micro,
-            "items": round(each * micro), "profiled": False, "timed": timed,
+            "items": round(each * micro), "tokens": round(each * micro * tokens), "profiled": False,
+            "evaluations": 0, "checkpoints": 0, "timed": timed,
             "passes": max(value(mapped.STARTS) - self._starts, 0),
             "skipped": max(value(mapped.SKIPPED) - self._skipped, 0),
             "wall_ns": sum(length >> 1 for length in self._reader.lengths(self._end, done)),

@@ -71,6 +71,18 @@ class BlockPlan:
         """Planned seconds of an ABBA block."""
         return BLOCKS * self.block_s * OVERHEAD
 
+    def shorter(self, periods: tuple[int, int]) -> BlockPlan | None:
+        """With at most a quarter of the steps, which are whole periods and as many items; None if that is not possible.
+
+        periods: of the steps of each side.
+        """
+        parts = math.gcd(*self.steps)
+        for part in range(parts // 4, 0, -1):
+            steps = self.steps[0] // parts * part, self.steps[1] // parts * part
+            if not any(count % period for count, period in zip(steps, periods, strict=True)):
+                return replace(self, steps=steps, within=max(periods) == 1)
+        return None
+
     def lead(self, index: int) -> int:
         """Untimed steps at the start of a run of a side."""
         return lead(self.step_s[index], self.lead_s)

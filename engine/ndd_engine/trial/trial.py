@@ -420,9 +420,12 @@ class Trial:
                     if error.kind == "oom" and self._sides.count > 1 and not self._exclusive:
                         self._separate()
                         continue
-                    if error.kind not in ("late", "ended") or not self._replicates.blocks:
+                    if self._replicates.blocks and error.kind in ("late", "ended"):
+                        break  # what was measured so far counts
+                    if error.kind != "ended" or (shorter := self._shorter(plan)) is None:
                         raise
-                    break  # what was measured so far counts
+                    plan = shorter
+                    continue
             if self._clear():
                 break
             # A smaller pair is better than none.
@@ -438,6 +441,13 @@ class Trial:
         if between is not None and found is not None and max(found.ratio, 1 / found.ratio) < SIMILAR:
             self._history.add(self._sides.machine, between)
         return self._verdict()
+
+    def _shorter(self, plan: BlockPlan) -> BlockPlan | None:
+        """Shorter runs for a script that came to its end before a block; None if there are none, or no time."""
+        if self._sides.by_epochs or self._budget.left_s < self._start_s:
+            return None
+        periods = [self._sides.period(index, step_s) for index, step_s in enumerate(plan.step_s)]
+        return plan.shorter((periods[0], periods[1]))
 
     def _clear(self) -> bool:
         """Whether the result is clear before the budget is spent. Call it at the end of a pair."""
@@ -523,7 +533,13 @@ class Trial:
         plan = plan_blocks(base, change, budget.left_s, by_epochs, True, self._start_s, usual)
         if plan.within or self._exclusive or by_epochs:
             return plan
-        paces, whole = self._timed(plan, base, change)
+        try:
+            paces, whole = self._timed(plan, base, change)
+        except SideFailedError as error:
+            if error.kind != "ended":
+                raise
+            self._sides.close()  # the first pair starts again
+            paces, whole = (base, change), False
         return plan_blocks(*paces, budget.left_s, by_epochs, whole, self._start_s, usual)
 
     def _paces(self, base_s: float, change_s: float) -> tuple[SidePace, SidePace]:
@@ -608,7 +624,7 @@ class Trial:
             self._in_turn(order[:2], plan, blocks)
             return
         sides, begin = self._sides, self._budget.elapsed_s
-        if number > 1:
+        if number > 1 or not sides.is_open(0):
             sides.close()
             # In the first pair, the candidate is prepared first.
             first = 1 if number % 2 else 0

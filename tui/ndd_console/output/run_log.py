@@ -14,6 +14,7 @@ from typing import TextIO
 
 from ndd_console.words.finding import event_line
 from ndd_console.words.run import introduction, progress_line
+from ndd_engine.diagnose.finding import advice_of
 from ndd_engine.files import open_regular
 from ndd_engine.record.events import Event, FindingEvent, MarkEvent, RunEvent, SettingEvent, TrialEvent
 from ndd_engine.record.figures import setting_text
@@ -247,8 +248,7 @@ class RunProgress:
             before = self._findings.pop(event.cause, None)
             finding = event.finding
             if finding is not None and not event.gone:  # a ceiling that moves is not reported again
-                advice = (finding.sets, bool(finding.leave), finding.from_steps is None)
-                self._findings[event.cause] = advice
+                self._findings[event.cause] = advice_of(finding)
             if before != self._findings.get(event.cause) and (line := event_line(event)):
                 self._say(line)
         elif isinstance(event, TrialEvent):

@@ -6,11 +6,12 @@ import shlex
 from collections.abc import Iterable, Sequence
 
 from ndd_engine.diagnose import CAUSES, Change, Finding
+from ndd_engine.record.event import MeasuredChange
 from ndd_engine.record.events import DeathEvent, Event, FindingEvent, MarkEvent, StallEvent
 from ndd_engine.record.figures import death_text
 from ndd_engine.text import percent
 
-from .blocks import COMMAND, PLACE, Tone, Verdict, at_most
+from .blocks import COMMAND, PLACE, Tone, Verdict, at_most, interval_text
 
 POTENTIAL_GAIN = "upper bound: the speedup without this cause if no other bottleneck took its place"
 # Causes that are not a problem; they take one line, in this style.
@@ -29,9 +30,9 @@ def command_text(name: str, sets: Sequence[str]) -> str:
 
 
 def first_command(name: str, findings: Iterable[Finding]) -> str:
-    """The command that measures the first change that can be tried; "" if there is none."""
+    """The command that measures the first change that can be tried and was not; "" if there is none."""
     changes = (change for finding in findings if not finding.leave for change in finding.changes)
-    sets = next((change.sets for change in changes if change.sets), ())
+    sets = next((change.sets for change in changes if change.sets and change.measured is None), ())
     return command_text(name, sets) if sets else ""
 
 
@@ -48,6 +49,11 @@ def change_text(finding: Finding, change: Change) -> str:
     return f"{text} ({change.where})" if change.where and change.where not in text + finding.title else text
 
 
+def measured_text(measured: MeasuredChange) -> str:
+    """ "faster 1.42x (1.35 to 1.49)"."""
+    return f"{measured.verdict} {interval_text(measured.ratio, measured.low, measured.high)}".strip()
+
+
 def evidence_text(finding: Finding) -> str:
     text = "; ".join(item.text.rstrip(".") for item in finding.evidence)
     return text[:1].upper() + text[1:]
@@ -58,6 +64,8 @@ def verdict(finding: Finding, name: str = "", main: bool = False) -> Verdict:
     rows = [("evidence", f"{item.text} ({item.source})") for item in finding.evidence]
     for change in finding.changes:
         rows.append(("try", finding.advice(change)))
+        if change.measured is not None:
+            rows.append(("measured", measured_text(change.measured)))
         if change.where:
             rows.append((PLACE, change.where))
         if change.sets and name:
@@ -84,6 +92,8 @@ def finding_line(finding: Finding) -> str:
     if finding.leave:
         return f"{line}; leave as is: {finding.leave}"
     setting, other = choices(finding)
+    if setting is not None and setting.measured is not None:
+        return f"{line}; {' '.join(setting.sets)} was measured: {measured_text(setting.measured)}"
     if other is not None:
         line += f"; {change_text(finding, other)}"
     if setting is None:

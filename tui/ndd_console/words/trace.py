@@ -19,8 +19,8 @@ _NAME = 70  # characters shown of a kernel's name
 _LINES = 12  # owners shown
 # A moment with more in use than at the most reserved memory is shown as well, from this difference on.
 TRIFLE = 0.02
-# Rows of the table of steps.
-STEPS = 200
+# Rows of the table of steps, and ranks that are named.
+STEPS, MOST_RANKS = 200, 8
 TRACE_METHODS = (
     ("busy", "the exact union of kernels, copies and fills; nothing else on the GPU's line is work"),
     ("idle by cause", "what the host was doing, or that the next kernel had been launched before the gap"),
@@ -105,6 +105,19 @@ def ranks_table(uses: Sequence[TraceUse]) -> Table:
             ))  # fmt: skip
     columns = ("rank", "file", "gpu", "wall", "busy", "idle", "exposed", "hidden", "main cause of idle time")
     return Table("", columns, tuple(rows), frozenset({0, 2, 3, 4, 5, 6, 7}))
+
+
+def missing_ranks(uses: Sequence[TraceUse]) -> Iterator[Text]:
+    """That ranks of the job have no trace here; nothing if all are there, or traces do not tell."""
+    ranks, sizes = {use.rank for use in uses}, {use.world_size for use in uses}
+    size = sizes.pop() if len(sizes) == 1 else None
+    if size is None or None in ranks:
+        return
+    missing = [str(rank) for rank in range(size) if rank not in ranks]
+    if missing:
+        named = ", ".join(missing[:MOST_RANKS]) + (", …" if len(missing) > MOST_RANKS else "")
+        what = counted(len(missing), "rank")
+        yield Text(f"There is no trace of {what} of {size}: {named}. The others may wait for it.", "warn")
 
 
 def main_device(uses: Sequence[TraceUse]) -> tuple[TraceUse, DeviceUse, str]:
@@ -244,7 +257,8 @@ def trace_page(uses: Sequence[TraceUse], made_t: float) -> Page:
         ("trace", "Trace", (_identity(use),)),
     ]
     if len(uses) > 1:
-        shown.insert(1, ("ranks", "Ranks", (ranks_table(uses), Text(f"Shown below: {name} {why}."))))
+        told = *missing_ranks(uses), Text(f"Shown below: {name} {why}.")
+        shown.insert(1, ("ranks", "Ranks", (ranks_table(uses), *told)))
     devices = use.devices if len(uses) == 1 else (device,)
     shown += [(f"device-{one.index}", device_text(one), tuple(device_blocks(one))) for one in devices]
     if use.operators:
