@@ -19,7 +19,7 @@ from .apart import (
     without_our_frames,
 )
 from .captures import Captures
-from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, Copies, DeviceValues, S, memory
+from .clock import CURRENT, DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, Copies, DeviceValues, S, memory
 from .collecting import Collecting
 from .emit import FOLDER_AT_START, Emitter, RequestHandler, reason_of
 from .finite import Origin
@@ -32,6 +32,7 @@ from .mapped import ELSEWHERE, NATIVE, in_use
 from .modules import Modules
 from .probes import Learning, make_way
 from .profiler import Allowance, Asides, StepProfiler
+from .receiving import Receiving
 from .slowing import Sizes, Tables
 from .steps import PROFILE_NS, Steps
 from .trying import Outside
@@ -76,6 +77,7 @@ class Observer:
         )
         self.allocations = Allocations(torch)
         self.copies = Copies(torch, self.looks, self.steps.missed, self._unseen)
+        self.receiving = Receiving(lambda: S[TIMED] == get_ident() and S[CURRENT] == DATA_WAIT)
         self.emitter = self._emitter()
         self.captures = Captures(torch, self.steps, self.modules, self.looks, self._mark)
         self.holders = Holders(self.looks, own)
@@ -110,7 +112,9 @@ class Observer:
 
     def _emitter(self) -> Emitter:
         hooks = self.hooks
-        return Emitter(self.steps, self.looks, hooks.places, hooks.passes, lambda: hooks.waits.replicated)
+        return Emitter(
+            self.steps, self.looks, hooks.places, hooks.passes, self.receiving, lambda: hooks.waits.replicated
+        )
 
     def _mark(self, kind: str, text: str, **data: Any) -> None:
         self.emitter.mark(kind, text, **data)
@@ -143,6 +147,7 @@ class Observer:
         from torch.utils.data._utils.worker import _worker_loop
 
         workers.watched(self.hooks.probes, _worker_loop, _folder)
+        self.receiving.install(self.hooks.probes)
         skip_ours()
 
     def lost(self, error: BaseException) -> None:
@@ -576,6 +581,7 @@ class Observer:
         self.emitter.pause()
         self.profiler.drop()
         self.learning.deaf()
+        self.receiving.forked()
         self.emitter, self._study, self._others = self._emitter(), "", {}
         self._arming, self._uncounted = False, 0
         self._asides = Asides(self._begin_aside, self._end_aside, self._put_aside)

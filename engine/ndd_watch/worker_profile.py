@@ -17,7 +17,7 @@ from typing import Any
 
 from .apart import Dropped, module_of, time
 from .looks import attributes, bases, class_name, namespace, own
-from .mapped import _text
+from .mapped import _text, used_by_thread
 from .probes import SPARE_DEPTH, depth, handles_alarms, profiled
 from .profiler import _KIND, _MONITORING, INLINE, _added_ns, _name
 from .steps import PROFILE_NS
@@ -66,10 +66,11 @@ def kind_of(key: Key) -> str:
 
 
 class _Sums:
-    """Of the profiles by one clock: nanoseconds that the batches took, of processor time and without a processor."""
+    """Of the profiles by one clock: nanoseconds that the batches took, of processor time and without a processor; those
+    of the system, and pages that were touched first."""
 
     def __init__(self) -> None:
-        self.count = self.wall_ns = self.cpu_ns = self.late_ns = 0
+        self.count = self.wall_ns = self.cpu_ns = self.late_ns = self.system_ns = self.faults = 0
         # Of functions: seconds of their own, with all that they call, and calls; and (caller, function) -> seconds.
         self.own: dict[Key, float] = {}
         self.whole: dict[Key, float] = {}
@@ -127,6 +128,7 @@ class BatchProfiles:
         self._added: list[float | None] = [None, None]
         self._sums = _Sums(), _Sums()
         self._late_ns = self._extra_ns = self._spent_ns = 0
+        self._used = 0, 0
         self._users: set[Key] = set()
         self._of_transforms: dict[str, float] = {}
         self._answer: dict[str, Any] = {}
@@ -154,7 +156,7 @@ class BatchProfiles:
             self._added[self._clock] = _added_ns(kind, True) * 1e-9
         profiler = kind(builtins=True, subcalls=True)
         try:
-            self._late_ns = _late_ns()
+            self._late_ns, self._used = _late_ns(), used_by_thread()
             profiler.enable()
         except ValueError:  # there is another one
             return False
@@ -174,7 +176,7 @@ class BatchProfiles:
             self._replaced = profiler  # the script has begun one of its own, which ours must not end
             return
         profiler.disable()
-        begin = time.thread_time_ns()
+        (system_ns, faults), begin = used_by_thread(), time.thread_time_ns()
         stats, sums, added = profiler.getstats(), self._sums[self._clock], self._added[self._clock] or 0.0
         entries = {entry.code: entry for entry in stats}
         self._users.update(_key(code) for code in entries if own(code) and not _inline(code))
@@ -183,6 +185,8 @@ class BatchProfiles:
         sums.wall_ns += max(wall_ns - more, 1)
         sums.cpu_ns += max(cpu_ns - more, 0)
         sums.late_ns += max(_late_ns() - self._late_ns, 0)
+        sums.system_ns += system_ns - self._used[0]
+        sums.faults += faults - self._used[1]
         self._extra_ns += round(cpu_ns - more - usual_ns)
         if not self._clock:
             for name, codes in self._transforms:
@@ -193,10 +197,10 @@ class BatchProfiles:
         self._spent_ns += max(int(cpu_ns - usual_ns), 0) + time.thread_time_ns() - begin
 
     def told(self) -> dict[str, Any]:
-        """profiles: [number, ns that they took, of processor time, without a processor] by the clock on the wall, and
-        by that of the processor. functions: [file, line, name, calls, ns with all that it calls, {kind: ns} on the
-        wall, {kind: ns} of processor time]; the latter two without other functions of the list that it calls.
-        transforms: [name, ns]. Worked out anew only after a tenth more of profiles.
+        """profiles: [number, ns that they took, of processor time, without a processor, of the system, pages touched
+        first] by the clock on the wall, and by that of the processor. functions: [file, line, name, calls, ns with all
+        that it calls, {kind: ns} on the wall, {kind: ns} of processor time]; the latter two without other functions of
+        the list that it calls. transforms: [name, ns]. Worked out anew only after a tenth more of profiles.
         """
         if self._count >= 1.1 * self._answered + 1:
             begin = time.thread_time_ns()
@@ -224,7 +228,10 @@ class BatchProfiles:
         rows.sort(key=lambda row: -sum(row[5].values()) - sum(row[6].values()))
         parts = sorted(self._of_transforms.items(), key=lambda item: -item[1])
         return {
-            "profiles": [[sums.count, sums.wall_ns, sums.cpu_ns, sums.late_ns] for sums in self._sums],
+            "profiles": [
+                [sums.count, sums.wall_ns, sums.cpu_ns, sums.late_ns, sums.system_ns, sums.faults]
+                for sums in self._sums
+            ],
             "functions": rows[:MOST_FUNCTIONS],
             "transforms": [[name, round(seconds * 1e9)] for name, seconds in parts[:MOST_TRANSFORMS]],
         }

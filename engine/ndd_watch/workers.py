@@ -353,19 +353,20 @@ def _classify(times: list[int], classes: dict[int, int]) -> None:
 
 def _by_item(dataset: Any) -> bool:
     """Whether torch reads the items of a dataset one after another, each by its index, and nothing else sees these."""
-    for _ in range(2):
-        if any(
+    for _ in range(3):
+        if not any(
             "__getitems__" in namespace(kind) or "__getattr__" in namespace(kind)
             for kind in bases(type(dataset))
         ):
-            # That of torch reads an item for each index if its dataset has no such method.
-            if not (
-                module_of(type(dataset)).startswith(_TORCH_DATA) and class_name(type(dataset)) == "Subset"
-            ):
-                return False
-            dataset = dataset.dataset
-        else:
             return True
+        # Those of torch and of own training read an item for each index if their dataset has no such method.
+        name, module = class_name(type(dataset)), module_of(type(dataset))
+        if name == "Subset" and module.startswith(_TORCH_DATA):
+            dataset = dataset.dataset
+        elif name == "Collated" and module.startswith("ndd_engine."):
+            dataset = dataset.data
+        else:
+            return False
     return False
 
 

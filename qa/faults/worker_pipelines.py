@@ -66,7 +66,7 @@ PIPELINES = (
     Pipeline("storage", "Stored.work", (2, 8), ("storage", "waits", "computes"), innocent=True),
     Pipeline("pickles", "", (2, 8)),
     Pipeline("shared", "", (4, 16)),
-    Pipeline("touch", "Touched.work", (4, 16)),
+    Pipeline("touch", "Touched.work", (4, 16), ("touches", "computes")),
     Pipeline("uneven", "Uneven.work", (2, 8), ("sleeps",)),
     Pipeline("compose", "Sort", (4, 16)),
     Pipeline("remote", "Remote.work", (2, 8), ("connection",), innocent=True),

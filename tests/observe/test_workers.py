@@ -12,10 +12,12 @@ from threading import Lock
 from typing import Any
 
 import pytest
+import torch
 from torch.utils.data import Subset
 
 from ndd_engine.measure.worker_watch import WorkerWatch
 from ndd_engine.record.worker_events import WorkersEvent
+from ndd_engine.train.data.item_sources import Collated, ItemSource
 from ndd_watch.sheet import SUFFIX, read
 from ndd_watch.workers import SLOWEST, Worker, begin
 
@@ -121,6 +123,15 @@ def test_only_what_reads_item_by_item_gets_another_iterable(
     batches, told = works(tmp_path, dataset, lists(6))
     assert [batch for _, batch in batches] == [[2 * index for index in chosen] for chosen in lists(6)]
     assert told["by_item"] is apart
+
+
+@pytest.mark.parametrize(("data", "apart"), [(Items(slow=21), True), (Whole(slow=21), False)])
+def test_items_of_own_training_are_known_by_their_index(tmp_path: Path, data: Any, apart: bool) -> None:
+    source = ItemSource(data, list, None, None, torch.device("cpu"), None)
+    batches, told = works(tmp_path, Collated(source), lists(12))
+    assert [batch for _, batch in batches] == [[2 * index for index in chosen] for chosen in lists(12)]
+    assert told["by_item"] is apart
+    assert (told["slow"][0][1] == "21") is apart
 
 
 def test_indices_that_are_no_list_are_handed_on(tmp_path: Path) -> None:

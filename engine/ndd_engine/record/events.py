@@ -137,7 +137,9 @@ class WindowEvent(Event):
     skipping_since: if the last updates of the window were
     skipped, the steps before the first of them. bad_loss: if its last losses are not finite, ["NaN" or "infinite",
     steps before the first loss that was seen so; of the finite ones before: steps before the last one, its value, and
-    the lowest value; or null].
+    the lowest value; or null]. received: of batches that came from loader workers in steps that were timed by phase,
+    their number ("batches"), and sums: "behind_ns", waiting while another batch was ready that comes later in the
+    order; "receive_ns", reading them and making their tensors; "pin_ns", pinning them, in a thread of its own.
     """
 
     type: ClassVar[str] = "window"
@@ -171,6 +173,7 @@ class WindowEvent(Event):
     first_skipped: Count | None = None
     skipping_since: Count | None = None
     bad_loss: BadLoss | None = None
+    received: dict[str, Count] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
