@@ -89,7 +89,7 @@ class Observer:
         # Where the steps of threads end that do not train at present.
         self._others: dict[int, Ends] = {}
         self._learned = 0
-        # Of learning, profiled steps and looks at what is kept: processor time of this thread when the last one began.
+        # Of all that counts: processor time of this thread when the last one began.
         self.allowance, self._spent = Allowance(PROFILE_NS), 0
         # In a process of a trial.
         self._tried: trying.ScriptTrainer | None = None
@@ -430,17 +430,21 @@ class Observer:
 
     def study(self, t: int) -> None:
         """Between two steps: end to look closely at the last one, or begin with the next one."""
-        spent, ended = thread_ns(), self._study in ("learn", "profile")
+        spent, ended = thread_ns(), self._counts()
         if ended:  # beyond what such a step usually takes
             self.allowance.add(spent - self._spent - self.steps.usual_ns)
         self._study_step(t)
         self._spent = thread_ns()
-        if ended or self._study in ("learn", "profile"):
+        if ended or self._counts():
             self.allowance.add(self._spent - spent)
         steps = self.steps
         steps.earliest = self.allowance.due(t)
         if not (self._study or self.captures.wanted or self.origin.wanted):
             steps.next_study = max(steps.next_study, steps.earliest)
+
+    def _counts(self) -> bool:
+        """Whether the present look counts towards the allowance: nobody has asked for it."""
+        return self._study in ("learn", "profile") or (self._study == "capture" and self.captures.by_itself)
 
     def _study_step(self, t: int) -> None:
         steps, learning, captures, before = self.steps, self.learning, self.captures, self._study
