@@ -148,6 +148,7 @@ class Observer:
 
         workers.watched(self.hooks.probes, _worker_loop, _folder)
         self.receiving.install(self.hooks.probes)
+        self.receiving.rest()
         skip_ours()
 
     def lost(self, error: BaseException) -> None:
@@ -585,7 +586,7 @@ class Observer:
         self.emitter.pause()
         self.profiler.drop()
         self.learning.deaf()
-        self.receiving.forked()
+        self.receiving.rest()
         self.emitter, self._study, self._others = self._emitter(), "", {}
         self._arming, self._uncounted = False, 0
         self._asides = Asides(self._begin_aside, self._end_aside, self._put_aside)

@@ -11,7 +11,7 @@ import sys
 from threading import get_ident
 from typing import Any, Callable
 
-from .apart import Dropped, ours
+from .apart import ours
 from .clock import now
 from .looks import attribute
 from .probes import Probes, VariableHook
@@ -28,9 +28,13 @@ class Receiving:
         # The thread that pins, when a message began to be read there, when pinning began, and calls within each other.
         self._pinner = self._pin_arrived = self._pin_begun = self._deep = 0
         self._batches = self._behind_ns = self._receive_ns = self._pin_ns = 0
+        self._switches: list[Callable[[bool], None]] = []
 
     def install(self, probes: Probes) -> None:
-        """Put the probes in place; a part is missing where the source of its function is another one."""
+        """Put the probes in place; a part is missing where the source of its function is another one.
+
+        They rest where steps are timed as a whole, see `Probes.rest`.
+        """
         from torch.utils.data import dataloader
         from torch.utils.data._utils import pin_memory
 
@@ -52,9 +56,15 @@ class Receiving:
 
             return heard
 
-        probes.put(waits, VariableHook(due, begins, ("self",)), hook(self._has), False, "all")
-        probes.put(connection._ConnectionBase.recv_bytes, hook(self._reads), None, False, "all")
-        probes.put(pin_memory.pin_memory, hook(self._pins), hook(self._pinned), False, "all")
+        reads: Any = connection._ConnectionBase.recv_bytes
+        pins: Any = pin_memory.pin_memory
+        for function, first, last in (
+            (waits, VariableHook(due, begins, ("self",)), hook(self._has)),
+            (reads, hook(self._reads), None),
+            (pins, hook(self._pins), hook(self._pinned)),
+        ):
+            if probes.put(function, first, last, False, "all"):
+                self._switches.append(probes.switch(function))
 
     def take(self) -> dict[str, int]:
         """Sums since the last call: batches; behind_ns: waiting while another batch was ready; receive_ns, pin_ns."""
@@ -117,8 +127,9 @@ class Receiving:
                 self._pin_ns += now() - self._pin_begun
                 self._pin_arrived = 0
 
-    def forked(self) -> None:
-        """In a child process, which waits for nothing."""
+    def rest(self) -> None:
+        """Take the probes out until steps are timed by phase: in a process that does not train, and in a child."""
         self._thread = self._pinner = 0
-        with Dropped():
-            self.take()
+        self.take()
+        for put in self._switches:
+            put(False)

@@ -21,7 +21,7 @@ from typing import Any, Callable
 from .apart import Dropped, dumps, module_of, os, ours, time
 from .looks import bases, class_name, namespace
 from .probes import Probes, VariableHook
-from .sheet import Sheet
+from .sheet import LONGEST_NAME, Sheet, name_of, shown
 from .worker_profile import BatchProfiles
 
 now = time.perf_counter_ns
@@ -36,8 +36,8 @@ COMPUTES = 0.3
 TOLD_NS = 10**9
 # Upper ends of classes of item times, in nanoseconds: 1 us to 28 s.
 EDGES = tuple(int(1000 * 2 ** (number / 4)) for number in range(100))
-# Slowest items that are told, characters of the name of one, and indices of a batch that are told.
-SLOWEST, LONGEST_NAME, INDICES = 8, 40, 8
+# Slowest items that are told.
+SLOWEST = 8
 # The names of the arguments of torch's function that are needed.
 ARGUMENTS = (
     "dataset_kind", "dataset", "index_queue", "data_queue", "auto_collation", "collate_fn", "base_seed", "worker_id",
@@ -158,6 +158,8 @@ class Worker:
                 found = get(*args, **options)
                 if found is None:
                     self._end()
+                elif type(found) is tuple:
+                    self._begins(*found)
                 return found
             t = now()
             if not self._start_ns:
@@ -174,6 +176,14 @@ class Worker:
                 return found
 
         return gets
+
+    def _begins(self, batch: int, indices: Any) -> None:
+        """A batch begins that is not looked at: it is told for the case that it does not end."""
+        try:
+            if self._left < _NEVER:
+                self._sheet.doing(batch, now(), indices)
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
 
     def _end(self) -> None:
         """The worker has nothing more to do."""
@@ -200,7 +210,7 @@ class Worker:
         self._items += count
         cpu_ns = self._cpu_ns * self._batches / max(self._looked, 1)
         self._profiling = self._profiles.begin(self._looked, cpu_ns, came - self._begun)
-        self._sheet.doing(self._batch, came, _shown(indices))
+        self._sheet.doing(self._batch, came, indices)
         self._cpu, self._t = time.thread_time_ns(), now()
         self._cost = self._t - came
         if self._stamps_items and type(indices) is list:
@@ -212,6 +222,7 @@ class Worker:
             self._batches += 1
             if not self._on:
                 self._left -= 1
+                self._sheet.rests()
                 put(item)
                 return
             end = now()
@@ -221,7 +232,7 @@ class Worker:
                 if self._profiling:
                     self._profiles.end(end - self._t, cpu, self._cpu_ns / max(self._looked, 1))
                 self._on = False
-                self._sheet.doing(self._batch, 0, "")
+                self._sheet.rests()
             except Exception as error:  # noqa: BLE001
                 self._failed(error)
             self._cost += now() - end
@@ -282,12 +293,12 @@ class Worker:
             return
         self._times += each
         if max(each) > self._slow_from:
-            names: Any = map(_name, indices)
+            names: Any = map(name_of, indices)
             if not named:
                 begin = self._items - len(each)
                 names = map(str, range(begin, begin + len(each)))
                 if not self._iterable:
-                    names = [_shown(indices)[:LONGEST_NAME]]
+                    names = [shown(indices)[:LONGEST_NAME]]
             found = [(ns, name) for ns, name in zip(each, names) if ns > self._slow_from]
             self._slow = sorted([*self._slow, *found], reverse=True)[:SLOWEST]
             self._slow_from = self._slow[-1][0] if len(self._slow) == SLOWEST else 0
@@ -368,19 +379,6 @@ def _by_item(dataset: Any) -> bool:
         else:
             return False
     return False
-
-
-def _name(index: Any) -> str:
-    kind = type(index)
-    return f"{index}"[:LONGEST_NAME] if kind in (int, str) else class_name(kind)
-
-
-def _shown(indices: Any) -> str:
-    """Some indices as text."""
-    if type(indices) is not list:
-        return _name(indices) if indices is not None else ""
-    more = ", ..." if len(indices) > INDICES else ""
-    return ", ".join(map(_name, indices[:INDICES])) + more
 
 
 def _bytes(data: Any, deep: int = 0) -> int:

@@ -77,3 +77,14 @@ def test_touching_memory_first_is_told_from_computing() -> None:
     # The system works for a function that touches nothing new: it may copy, or start a process.
     innocent = functions_of([report(rows, system=7 * MS, faults=20)])
     assert innocent[0][6] == {"computes": pytest.approx(0.8)}
+
+
+def test_a_read_from_memory_that_waits_for_a_processor_is_no_wait_for_storage() -> None:
+    found = functions_of([report([
+        ("read", {"storage": 12 * MS}, {"storage": 4 * MS}), ("scale", {"computes": 12 * MS}, {"computes": 4 * MS}),
+    ], late=16 * MS)])  # fmt: skip
+    assert shares(found) == {"read": pytest.approx(0.5), "scale": pytest.approx(0.5)}
+    slow = functions_of([report([
+        ("read", {"storage": 12 * MS}, {"storage": 0}), ("scale", {"computes": 4 * MS}, {"computes": 4 * MS}),
+    ])])  # fmt: skip
+    assert shares(slow) == {"read": pytest.approx(0.75), "scale": pytest.approx(0.25)}

@@ -18,7 +18,7 @@ from torch.utils.data import Subset
 from ndd_engine.measure.worker_watch import WorkerWatch
 from ndd_engine.record.worker_events import WorkersEvent
 from ndd_engine.train.data.item_sources import Collated, ItemSource
-from ndd_watch.sheet import SUFFIX, read
+from ndd_watch.sheet import SUFFIX, Sheet, read
 from ndd_watch.workers import SLOWEST, Worker, begin
 
 assert multiprocessing.process
@@ -106,8 +106,9 @@ def lists(count: int, size: int = 4) -> list[list[int]]:
 def test_the_slowest_item_is_told_by_its_index_and_batches_are_the_same(tmp_path: Path) -> None:
     batches, told = works(tmp_path, Items(slow=21), lists(12))
     assert batches == [(number, [2 * index for index in chosen]) for number, chosen in enumerate(lists(12))]
-    ns, index = told["slow"][0]
-    assert index == "21" and ns >= 30_000_000
+    # On a busy machine, another item may take longer.
+    slow = {index: ns for ns, index in told["slow"]}
+    assert slow["21"] >= 30_000_000
     assert len(told["slow"]) <= SLOWEST
     assert told["batches"] == 12
     assert told["fetch_ns"] < told["wall_ns"]
@@ -131,7 +132,7 @@ def test_items_of_own_training_are_known_by_their_index(tmp_path: Path, data: An
     batches, told = works(tmp_path, Collated(source), lists(12))
     assert [batch for _, batch in batches] == [[2 * index for index in chosen] for chosen in lists(12)]
     assert told["by_item"] is apart
-    assert (told["slow"][0][1] == "21") is apart
+    assert ("21" in [index for _, index in told["slow"]]) is apart
 
 
 def test_indices_that_are_no_list_are_handed_on(tmp_path: Path) -> None:
@@ -145,6 +146,39 @@ def test_short_batches_are_looked_at_now_and_then(tmp_path: Path, monkeypatch: p
     batches, told = works(tmp_path, Items(), lists(400))
     assert [number for number, _ in batches] == list(range(400))
     assert told["looked"] < 100 and told["every"] > 4
+
+
+@pytest.mark.parametrize(
+    ("indices", "shown"),
+    [([4, 5], "4, 5"), (list(range(40)), "0, 1, 2, 3, 4, 5, 6, 7, ..."), (["a", 5], "a, 5"), ([], ""),
+     ([1 << 70], str(1 << 70)), ([object()], "object"), (7, "7"), (None, "")],
+)  # fmt: skip
+def test_what_a_worker_makes_can_be_read_at_any_moment(tmp_path: Path, indices: Any, shown: str) -> None:
+    sheet = Sheet(str(tmp_path), "one")
+    sheet.tell("{}")
+    (path,) = tmp_path.glob(f"*{SUFFIX}")
+    sheet.doing(3, 99, [0] * 8)
+    sheet.doing(4, 100, indices)
+    assert read(path.read_bytes()) == ({}, 4, 100, shown)
+    sheet.rests()
+    assert read(path.read_bytes()) == ({}, 4, 0, shown)
+
+
+def test_a_batch_that_is_not_looked_at_is_told_while_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ndd_watch.workers.SHARE", 1e-9)
+    seen: list[Any] = []
+
+    class Reads(Items):
+        def __getitem__(self, index: int) -> int:
+            (path,) = tmp_path.glob(f"*{SUFFIX}")
+            _, batch, begun, shown = read(path.read_bytes()) or ({}, -1, 0, "")
+            seen.append((index, batch, bool(begun), shown))
+            return index
+
+    works(tmp_path, Reads(), lists(6, 1))
+    assert seen == [(index, index, True, str(index)) for index in range(6)]
 
 
 def test_nothing_is_observed_in_the_process_that_trains(tmp_path: Path) -> None:
@@ -180,7 +214,7 @@ def test_the_reader_adds_up_what_workers_told(tmp_path: Path) -> None:
     event = _only(watch.look([5], 3, final=True))
     (worker,) = event.workers
     assert (event.step, worker.number, worker.batches, worker.items) == (3, 1, 12, 48)
-    assert worker.slow[0][1] == "21"
+    assert "21" in [index for _, index in worker.slow]
     assert worker.item_ns[0] <= worker.item_ns[1] <= worker.item_ns[2]
     assert len(event.batch_quantiles_ns) == 20
 

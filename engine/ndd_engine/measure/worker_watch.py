@@ -243,13 +243,16 @@ def functions_of(reports: Sequence[Report]) -> list[WorkerFunction]:
     spent: dict[tuple[str, int, str], dict[str, float]] = {key: {} for key in on_wall}
     blocked: dict[tuple[str, int, str], float] = {}
     named = 0.0
+    # A thread waits for a processor where it would compute, also within a call that reads a file.
+    computing = sum(ns for kinds in of_cpu.values() for ns in kinds.values()) / max(cpu_n, 1)
+    late = late_ns / max(wall_n, 1) / computing if computing else 0.0
     for key, kinds in spent.items():
         computes = 0.0
         for kind in {*on_wall[key], *of_cpu[key]}:
             wall = on_wall[key].get(kind, 0.0) / max(wall_n, 1)
             cpu = of_cpu[key].get(kind, 0.0) / max(cpu_n, 1)
             if kind in WAITS:
-                kinds[kind] = wall or cpu
+                kinds[kind] = max(wall - late * cpu, cpu)
                 named += kinds[kind]
             else:
                 kinds[kind] = cpu if cpu_n else wall
