@@ -20,7 +20,7 @@ from typing import Any, Callable
 
 from .apart import Dropped, dumps, module_of, os, ours, time
 from .looks import bases, class_name, namespace
-from .probes import Probes, VariableHook
+from .probes import Probes, VariableHook, arguments
 from .sheet import LONGEST_NAME, Sheet, name_of, shown
 from .worker_profile import BatchProfiles
 
@@ -43,6 +43,7 @@ ARGUMENTS = (
     "dataset_kind", "dataset", "index_queue", "data_queue", "auto_collation", "collate_fn", "base_seed", "worker_id",
     "num_workers",
 )  # fmt: skip
+_HOLDER = "dataset_holder"
 _ITERABLE = 1  # _DatasetKind.Iterable
 _TORCH_DATA = "torch.utils.data."
 _NEVER = 1 << 62
@@ -343,11 +344,19 @@ def watched(probes: Probes, worker_loop: Any, folder: Callable[[], str]) -> bool
     def begins(_probe: Any, zero: int) -> int:
         return 1
 
-    def begun(_probe: Any, given: Any) -> int:
-        begin(folder(), dict(zip(ARGUMENTS, given)))
+    names = ARGUMENTS
+    if "dataset" not in arguments(worker_loop.__code__):  # from torch 2.14 on, a list has it
+        names = (*(name for name in ARGUMENTS if name != "dataset"), _HOLDER)
+
+    def begun(_probe: Any, values: Any) -> int:
+        with Dropped():
+            given = dict(zip(names, values))
+            if _HOLDER in given:
+                given["dataset"] = given.pop(_HOLDER)[-1]
+            begin(folder(), given)
         return 0
 
-    return probes.put(worker_loop, VariableHook(begins, begun, ARGUMENTS), None, False)
+    return probes.put(worker_loop, VariableHook(begins, begun, names), None, False)
 
 
 def _classify(times: list[int], classes: dict[int, int]) -> None:

@@ -7,8 +7,10 @@ import queue
 import time
 from collections import deque
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from threading import Lock
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +20,9 @@ from torch.utils.data import Subset
 from ndd_engine.measure.worker_watch import WorkerWatch
 from ndd_engine.record.worker_events import WorkersEvent
 from ndd_engine.train.data.item_sources import Collated, ItemSource
+from ndd_watch.probes import Probes
 from ndd_watch.sheet import SUFFIX, Sheet, read
-from ndd_watch.workers import SLOWEST, Worker, begin
+from ndd_watch.workers import SLOWEST, Worker, begin, watched
 
 assert multiprocessing.process
 
@@ -191,6 +194,44 @@ def test_a_folder_that_is_gone_costs_the_observation_only(
 ) -> None:
     monkeypatch.setattr(multiprocessing.process, "parent_process", lambda: object())
     begin(str(tmp_path / "gone"), {"worker_id": 0})
+
+
+def later_loop(
+    dataset_kind: int, dataset_holder: list[Any], index_queue: Any, data_queue: Any, auto_collation: bool,
+    collate_fn: Any, base_seed: int, worker_id: int, num_workers: int,
+) -> None:  # fmt: skip
+    """What torch's function of a worker is from 2.14 on: the dataset is no argument."""
+    dataset = dataset_holder.pop()
+    while (found := index_queue.get(timeout=5)) is not None:
+        data_queue.put((found[0], [dataset[index] for index in found[1]]))
+
+
+def another_loop(dataset_holder: list[int]) -> int:
+    dataset = dataset_holder.pop()
+    return dataset + 1
+
+
+@pytest.mark.parametrize("held", [1, 0])
+def test_a_dataset_in_a_list_is_observed_and_an_empty_list_is_torchs_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int
+) -> None:
+    monkeypatch.setattr(multiprocessing.process, "parent_process", lambda: SimpleNamespace(pid=1))
+    probes = Probes()
+    assert watched(probes, later_loop, lambda: str(tmp_path))
+    sent = Sent()
+    try:
+        with nullcontext() if held else pytest.raises(IndexError, match="pop from empty list"):
+            later_loop(0, [Items()] * held, Indices(lists(6)), sent, True, list, 5, 1, 2)
+    finally:
+        probes.remove()
+    assert [batch for _, batch in sent.batches] == [[2 * index for index in one] for one in lists(6)] * held
+    assert len([*tmp_path.glob(f"*{SUFFIX}")]) == held
+
+
+def test_a_function_without_these_arguments_is_left_alone(tmp_path: Path) -> None:
+    before = another_loop.__code__
+    assert not watched(Probes(), another_loop, lambda: str(tmp_path))
+    assert another_loop.__code__ is before and another_loop([7]) == 8
 
 
 def test_what_get_raises_reaches_torch(tmp_path: Path) -> None:
