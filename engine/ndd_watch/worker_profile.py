@@ -124,7 +124,7 @@ class BatchProfiles:
     def __init__(self, dataset: Any, collate: Any, first: int) -> None:
         self._transforms = transforms(dataset, collate)
         self._profiler: Any = None
-        self._clock = 0 if _MONITORING else first % 2
+        self._clock = first % 2
         self._added: list[float | None] = [None, None]
         self._sums = _Sums(), _Sums()
         self._late_ns = self._extra_ns = self._spent_ns = 0
@@ -193,7 +193,7 @@ class BatchProfiles:
                 taken = [entries[code].totaltime for code in codes if code in entries]
                 if taken:
                     self._of_transforms[name] = self._of_transforms.get(name, 0.0) + max(taken)
-        self._clock = 0 if _MONITORING else 1 - self._clock
+        self._clock = 1 - self._clock
         self._spent_ns += max(int(cpu_ns - usual_ns), 0) + time.thread_time_ns() - begin
 
     def told(self) -> dict[str, Any]:
