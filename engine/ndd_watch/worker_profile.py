@@ -47,7 +47,7 @@ _KINDS = (
     ("connection", ("_socket", "select.", "_ssl")),
     ("storage", (
         "_io.FileIO", "_io.Buffered", "io.open", "_io.open", "posix.open", "posix.read", "posix.pread", "posix.stat",
-        "posix.lstat", "posix.fsync", "posix.scandir", "posix.listdir", "mmap.mmap", "'readinto'", "_io.TextIOWrapper",
+        "posix.lstat", "posix.fsync", "posix.scandir", "posix.listdir", "'readinto'", "_io.TextIOWrapper",
         "posix.fadvise", "posix.posix_fadvise", "numpy.fromfile", "read_file", "h5py", "h5d",
     )),
     ("pickle", ("_pickle.",)),

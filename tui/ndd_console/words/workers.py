@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ndd_engine.diagnose.loader_plan import batch_ns, enough
 from ndd_engine.diagnose.view import View
-from ndd_engine.diagnose.worker_facts import does, evidence, plan_of, predictions
+from ndd_engine.diagnose.worker_facts import does, evidence, plan_of, predictions, received_ns
 from ndd_engine.record.figures import death_text
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.worker_events import WorkerFigures, WorkersEvent
@@ -66,6 +66,12 @@ def facts(view: View) -> NamedValues:
     if (plan := plan_of(view)) is not None:
         told = f"{counted(enough(plan), 'worker')} would be enough; a batch each {ns(batch_ns(plan))} with those of now"
         rows.append(("predicted", told))
+    if batches := view.snapshot.totals.received.get("batches", 0):
+        receive_ns, pin_ns = received_ns(view)
+        behind = view.snapshot.totals.received.get("behind_ns", 0) / batches
+        pins = f", pinning it in another thread {ns(pin_ns)}" if pin_ns else ""
+        told = f"receiving a batch takes {ns(receive_ns)}{pins}; {ns(behind)} a batch a later one is ready"
+        rows.append(("training", told))
     return NamedValues(tuple(rows))
 
 
