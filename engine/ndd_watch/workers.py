@@ -344,7 +344,7 @@ def watched(probes: Probes, worker_loop: Any, folder: Callable[[], str]) -> bool
     def begins(_probe: Any, zero: int) -> int:
         return 1
 
-    names = ARGUMENTS
+    names: tuple[str, ...] = ARGUMENTS
     if "dataset" not in arguments(worker_loop.__code__):  # from torch 2.14 on, a list has it
         names = (*(name for name in ARGUMENTS if name != "dataset"), _HOLDER)
 

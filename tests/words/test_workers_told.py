@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ndd_console.words.workers import are_known, ends_table, workers_blocks
+from ndd_console.words.workers import are_known, ends_table, facts, workers_blocks
+from ndd_engine.diagnose.view import View
 from ndd_engine.record.event import DeathEvent, Event, StallEvent
+from ndd_engine.record.events import WindowEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
 from ndd_engine.record.worker_events import WorkerFigures, WorkersEvent
@@ -44,3 +46,15 @@ def test_workers_that_work_and_children_of_another_kind_are_not_told() -> None:
     other = DeathEvent(12, 4711, "child process", "SIGKILL")
     assert told(after(WorkersEvent(12, [ONE]), other)) == ""
     assert not are_known(after(other))
+
+
+def test_what_the_training_does_with_a_batch_is_a_mean_of_all_windows() -> None:
+    received = {"batches": 4, "behind_ns": 8_000_000, "receive_ns": 2_000_000, "pin_ns": 0}
+    window = WindowEvent(4, 0, 4, 4, 4, 32, 0, 10**9, None, None, None, {}, received=received)
+    rows = dict(facts(View(after(WorkersEvent(12, [ONE]), window, window))).rows)
+    assert rows["training"] == "receiving a batch takes 0.5 ms; 2 ms a batch a later one is ready"
+    pinned = after(WorkersEvent(12, [ONE]), WindowEvent(
+        4, 0, 4, 4, 4, 32, 0, 10**9, None, None, None, {}, received={**received, "pin_ns": 12_000_000},
+    ))  # fmt: skip
+    assert "pinning it in another thread 3 ms" in dict(facts(View(pinned)).rows)["training"]
+    assert "training" not in dict(facts(View(after(WorkersEvent(12, [ONE])))).rows)
