@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
-from .apart import Dropped, module_of, time
+from .apart import Dropped, gc, module_of, time
 from .looks import attributes, bases, class_name, namespace, own
 from .mapped import _text, used_by_thread
 from .probes import SPARE_DEPTH, depth, handles_alarms, profiled
@@ -34,6 +35,7 @@ MOST_FUNCTIONS, MOST_TRANSFORMS = 12, 16
 LEAST_KEPT = 0.5
 # Rounds in which time goes from functions of libraries to those that call them; recursion makes circles.
 _ROUNDS = 8
+_COLLECT = "<built-in method gc.collect>"
 _FETCH = os.path.join("torch", "utils", "data", "_utils", "fetch.py")
 
 COMPUTES = "computes"
@@ -101,6 +103,15 @@ class _Sums:
             self.calls[key] = self.calls.get(key, 0) + entry.callcount
         return all_calls
 
+    def less(self, keys: Sequence[Key], seconds: float) -> None:
+        """Take a garbage collection out. keys: the function in which it began, and the one that called that.
+
+        It is in the time of one of them, or of a built-in function that they called.
+        """
+        inside = [callee for caller, callee in self.edges if caller in keys and isinstance(callee, str)]
+        longest = max((*keys, *inside), key=lambda one: self.own.get(one, 0.0))
+        self.own[longest] = max(self.own.get(longest, 0.0) - seconds, 0.0)
+
     def spent(self, users: set[Key], kept: float) -> dict[Key, dict[str, float]]:
         """Seconds by kind of the functions that are told. kept: the part of the time of bytecode that is not ours."""
         found: dict[Key, dict[str, float]] = {}
@@ -129,6 +140,9 @@ class BatchProfiles:
         self._sums = _Sums(), _Sums()
         self._late_ns = self._extra_ns = self._spent_ns = 0
         self._used = 0, 0
+        # Garbage collections in the present profile: functions, nanoseconds on the wall, and of processor time.
+        self._collections: list[tuple[list[Key], int, int]] = []
+        self._collecting = 0, 0
         self._users: set[Key] = set()
         self._of_transforms: dict[str, float] = {}
         self._answer: dict[str, Any] = {}
@@ -156,22 +170,47 @@ class BatchProfiles:
             self._added[self._clock] = _added_ns(kind, True) * 1e-9
         profiler = kind(builtins=True, subcalls=True)
         try:
-            self._late_ns, self._used = _late_ns(), used_by_thread()
+            self._late_ns, self._used, self._collections = _late_ns(), used_by_thread(), []
+            gc.callbacks.append(self._collects)
             profiler.enable()
         except ValueError:  # there is another one
+            self._hear_no_collections()
             return False
         self._profiler = profiler
         return True
 
+    def _collects(self, moment: str, _info: Any) -> None:
+        """A garbage collection begins or ends. It comes once in many batches, and profiling may bring it about."""
+        with Dropped():
+            begun = time.perf_counter_ns(), time.thread_time_ns()
+            if moment == "start":
+                self._collecting = begun
+                return
+            frame: Any = sys._getframe(1)
+            found: list[Key] = []
+            while frame is not None and len(found) < 2:
+                if (key := _key(frame.f_code)) is not None:
+                    found.append(key)
+                frame = frame.f_back
+            if found and self._profiler is not None:
+                wall, cpu = (now - before for now, before in zip(begun, self._collecting))
+                self._collections.append((found, wall, cpu))
+
+    def _hear_no_collections(self) -> None:
+        with Dropped(ValueError):
+            gc.callbacks.remove(self._collects)
+
     def drop(self) -> None:
         """End, and forget the present profile."""
         profiler, self._profiler = self._profiler, None
+        self._hear_no_collections()
         if profiler is not None and (_MONITORING or sys.getprofile() is profiler):
             profiler.disable()
 
     def end(self, wall_ns: int, cpu_ns: int, usual_ns: float) -> None:
         """The batch is made. usual_ns: processor time of one."""
         profiler, self._profiler = self._profiler, None
+        self._hear_no_collections()
         if profiler is None or (not _MONITORING and sys.getprofile() is not profiler):
             self._replaced = profiler  # the script has begun one of its own, which ours must not end
             return
@@ -181,6 +220,10 @@ class BatchProfiles:
         entries = {entry.code: entry for entry in stats}
         self._users.update(_key(code) for code in entries if own(code) and not _inline(code))
         more = round(sums.add(stats, added) * added * 1e9)
+        # What the script itself has asked for is a part of the batch.
+        for keys, wall, cpu in () if _COLLECT in entries else self._collections:
+            wall_ns, cpu_ns = wall_ns - wall, cpu_ns - cpu
+            sums.less(keys, (cpu if self._clock else wall) * 1e-9)
         sums.count += 1
         sums.wall_ns += max(wall_ns - more, 1)
         sums.cpu_ns += max(cpu_ns - more, 0)

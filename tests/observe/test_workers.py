@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing.process
 import queue
 import time
@@ -22,6 +23,7 @@ from ndd_engine.record.worker_events import WorkersEvent
 from ndd_engine.train.data.item_sources import Collated, ItemSource
 from ndd_watch.probes import Probes
 from ndd_watch.sheet import SUFFIX, Sheet, read
+from ndd_watch.worker_profile import BatchProfiles
 from ndd_watch.workers import SLOWEST, Worker, begin, watched
 
 assert multiprocessing.process
@@ -274,3 +276,38 @@ def test_a_file_that_is_none_is_left_out(tmp_path: Path) -> None:
 def _only(events: Iterator[WorkersEvent]) -> WorkersEvent:
     (event,) = events
     return event
+
+
+def light() -> int:
+    return sum(range(100))
+
+
+def cleans() -> None:
+    gc.collect()
+
+
+def allocates() -> list[list[int]]:
+    return [[number] for number in range(3000)]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_collection_that_comes_by_itself_is_no_part_of_a_function(asked: bool) -> None:
+    kept = [[number] for number in range(200_000)]  # what a collection goes through
+    before, threshold = [*gc.callbacks], gc.get_threshold()
+    profiles = BatchProfiles(None, None, 1)
+    gc.set_threshold(*((0, 0, 0) if asked else (1000, 1, 1)))
+    try:
+        assert profiles.begin(2, 1e9, 10**9)
+        light()
+        begin = time.thread_time_ns()
+        (cleans if asked else allocates)()
+        took = time.thread_time_ns() - begin
+        profiles.end(took, took, took)
+    finally:
+        gc.set_threshold(*threshold)
+    assert gc.callbacks == before and len(kept) == 200_000
+    spent = {row[2]: sum(row[6].values()) for row in profiles.told()["functions"]}
+    if asked:
+        assert spent["cleans"] > 10 * spent["light"]
+    else:
+        assert spent.get("allocates", 0.0) < 0.5 * took
