@@ -79,7 +79,8 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument(
         "--python", default="", metavar="PYTHON",
-        help="script_faults: the Python of the scripts of Lightning and Trainer (default: this one)",
+        help="script_faults: the Python of the scripts of Lightning and Trainer; workers: of all scripts, by fork only "
+        "(default: this one)",
     )  # fmt: skip
     add_output(parser, "<name>")
     given = parser.parse_args()

@@ -22,6 +22,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     profiler    profiles one step, evaluations and checkpoints; the engine's own runs use it, too
     called      what the user's lines call in libraries, in such a profile
     collecting  looks at what an evaluation keeps whose memory grows
+    receiving   what the process that trains does with batches of workers; own training uses it, too
     workers     observes a loader's worker from inside its process
     worker_profile  which functions take a worker's time
     sheet       the small memory of a worker that others can read

@@ -1,11 +1,12 @@
 """Captures a few whole steps with torch's profiler: which kernels and operators run, for which module and line.
 
-Three steps are measured, on request, and without a GPU three times an hour by itself; of long steps only one then.
+Three steps are measured, on request and three times an hour by itself; of long steps only one then.
 
 The process only writes the trace: a file in the folder of the run, with what is needed to read it as its metadata. The
 console reads it, as it does the captures of its own runs.
 
-On request, one step is recorded first and left out: the profiler is still starting, and on a GPU the queue is empty.
+On request and on a GPU, one step is recorded first and left out: the profiler is still starting, and the queue of the
+GPU is empty.
 One more after the last is no part of the statistics either: writing the trace delays it. A profiler of the script has
 precedence.
 """
@@ -60,6 +61,8 @@ MOST_MARKS = 100_000
 FEW_CALLS = 8
 # Free bytes of a disk without which no trace is written.
 LEAST_FREE = 1 << 26
+# Free bytes of a GPU without which nobody but the user begins a capture: the profiler takes some for its buffers.
+LEAST_GPU_FREE = 1 << 30
 # Ranges at each end by which the clocks are aligned.
 ANCHORS = 5
 OTHER_THREAD = "another thread continues the training"
@@ -336,7 +339,7 @@ class Capture:
 class Captures:
     """wanted: a capture is to begin as soon as possible. due_ns: when the next one begins by itself, on our clock.
 
-    mark: records an occurrence.
+    by_itself: nobody has asked for the present one. mark: records an occurrence.
     """
 
     def __init__(
@@ -346,8 +349,7 @@ class Captures:
         self.wanted = False
         self.due_ns = 0 if EVERY_NS else 1 << 62
         self._number = 0
-        # Whether nobody has asked for the present one, and its steps.
-        self._by_itself, self._wanted_steps = False, STEPS
+        self.by_itself, self._wanted_steps = False, STEPS
         # Why there is none, for good: "" if there may be captures.
         self._never = "" if os.environ.get(CAPTURES) else "there is no folder for them"
         # The one that runs; None without one.
@@ -395,16 +397,15 @@ class Captures:
             self.due_ns = t + min(FIRST_NS, EVERY_NS)
             return False
         self.due_ns = t + EVERY_NS
-        device = self._steps.device
-        alone = not self._steps.ranks and self._steps.gate is None
-        on_host = device is None or device.type == "cpu"
+        # Of several ranks, one is captured: the others wait for it.
+        first = os.environ.get("RANK", "0") == "0" and self._steps.gate is None
         short = sum(self._steps.last_row) <= MOST_STEP_NS
-        return alone and on_host and short and not self._hindrance()
+        return first and short and has_room(self._torch, self._steps.device) and not self._hindrance()
 
     def begin(self, t: int, by_itself: bool = False) -> bool:
         """Begin between two steps, at t on our clock; whether the next step is captured."""
         usual = sum(self._steps.last_row)
-        self._by_itself, self._wanted_steps = by_itself, 1 if by_itself and usual > FEW_NS else STEPS
+        self.by_itself, self._wanted_steps = by_itself, 1 if by_itself and usual > FEW_NS else STEPS
         if not by_itself:
             self.wanted = False
         try:
@@ -414,7 +415,7 @@ class Captures:
             self._forget()
             self._step_began, self._longest = t, MORE_NS + LONGER * usual
             self._start()
-            if self._by_itself:
+            if self.by_itself and not (self._running is not None and self._running.on_gpu):
                 self._first = now()
         except Exception as error:  # noqa: BLE001  it costs the capture
             self._failed(error)
@@ -646,8 +647,20 @@ class Captures:
         self._tell(self._never)
 
     def _tell(self, reason: str) -> None:
-        if not self._by_itself:
+        if not self.by_itself:
             self._mark("warning", f"no profiler capture: {reason}")
+
+
+def has_room(torch: Any, device: Any) -> bool:
+    """Whether a GPU has enough free memory for what the profiler needs of it, if the training is on one."""
+    if device is None or device.type != "cuda":
+        return True
+    try:
+        return bool(torch.cuda.mem_get_info(device)[0] >= LEAST_GPU_FREE)
+    except (RuntimeError, OSError, ValueError) as error:
+        if not ours(error):
+            raise
+        return False
 
 
 def _no_room(folder: str) -> str:

@@ -37,6 +37,7 @@ from .mapped import (
     let_read,
     resident,
 )
+from .receiving import Receiving
 from .steps import Steps
 from .waits import strategy_of
 
@@ -123,10 +124,16 @@ class Emitter:
     """
 
     def __init__(
-        self, steps: Steps, looks: Looks, places: Places, passes: Passes, replicated: Callable[[], bool]
+        self,
+        steps: Steps,
+        looks: Looks,
+        places: Places,
+        passes: Passes,
+        receiving: Receiving,
+        replicated: Callable[[], bool],
     ) -> None:
         self._steps, self._looks, self._places, self._replicated = steps, looks, places, replicated
-        self._passes = passes
+        self._passes, self._receiving = passes, receiving
         self._compilations, self._heap = Compilations(), Heap()
         self.opened = self.paused = self._closed = False
         self._early: list[tuple[str, dict[str, Any]]] = []
@@ -337,7 +344,8 @@ class Emitter:
             step_p95_ns=None, step_max_ns=None, phases={}, loss=None if newest is None else newest[1],
             last_loss=None if newest is None else [newest[0] + 1 + self._earlier, newest[1]], lr=_read(self._rate),
             **steps.garbage.take(), profiled=profiled, heap_bytes=self._heap.read(), kept_steps=kept, passes=passes,
-            loss_scale=_read(self._scale), **steps.finite.take(self._earlier), **steps.take(), timed=timed,
+            loss_scale=_read(self._scale), **steps.finite.take(self._earlier), **steps.take(),
+            received=self._receiving.take(), timed=timed,
         )  # fmt: skip
 
     def _know_tokens(self, shape: tuple[int, ...]) -> None:

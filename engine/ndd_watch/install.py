@@ -20,7 +20,7 @@ from .apart import (
 )
 from .blocking import Copies
 from .captures import Captures
-from .clock import DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, DeviceValues, S, memory
+from .clock import CURRENT, DATA_WAIT, DONE, PHASES, TIMED, TRAINER, WAITING, DeviceValues, S, memory
 from .collecting import Collecting
 from .emit import FOLDER_AT_START, Emitter, RequestHandler, reason_of
 from .finite import Origin
@@ -33,6 +33,7 @@ from .mapped import ELSEWHERE, NATIVE, in_use
 from .modules import Modules
 from .probes import Learning, make_way
 from .profiler import Allowance, Asides, StepProfiler
+from .receiving import Receiving
 from .slowing import Sizes, Tables
 from .steps import PROFILE_NS, Steps
 from .trying import Outside
@@ -77,6 +78,7 @@ class Observer:
         )
         self.allocations = Allocations(torch)
         self.copies = Copies(torch, self.looks, self.steps.missed, self._unseen)
+        self.receiving = Receiving(lambda: S[TIMED] == get_ident() and S[CURRENT] == DATA_WAIT)
         self.emitter = self._emitter()
         self.captures = Captures(torch, self.steps, self.modules, self.looks, self._mark)
         self.holders = Holders(self.looks, own)
@@ -88,7 +90,7 @@ class Observer:
         # Where the steps of threads end that do not train at present.
         self._others: dict[int, Ends] = {}
         self._learned = 0
-        # Of learning, profiled steps and looks at what is kept: processor time of this thread when the last one began.
+        # Of all that counts: processor time of this thread when the last one began.
         self.allowance, self._spent = Allowance(PROFILE_NS), 0
         # In a process of a trial.
         self._tried: trying.ScriptTrainer | None = None
@@ -111,7 +113,9 @@ class Observer:
 
     def _emitter(self) -> Emitter:
         hooks = self.hooks
-        return Emitter(self.steps, self.looks, hooks.places, hooks.passes, lambda: hooks.waits.replicated)
+        return Emitter(
+            self.steps, self.looks, hooks.places, hooks.passes, self.receiving, lambda: hooks.waits.replicated
+        )
 
     def _mark(self, kind: str, text: str, **data: Any) -> None:
         self.emitter.mark(kind, text, **data)
@@ -144,6 +148,8 @@ class Observer:
         from torch.utils.data._utils.worker import _worker_loop
 
         workers.watched(self.hooks.probes, _worker_loop, _folder)
+        self.receiving.install(self.hooks.probes)
+        self.receiving.rest()
         skip_ours()
 
     def lost(self, error: BaseException) -> None:
@@ -426,17 +432,21 @@ class Observer:
 
     def study(self, t: int) -> None:
         """Between two steps: end to look closely at the last one, or begin with the next one."""
-        spent, ended = thread_ns(), self._study in ("learn", "profile")
+        spent, ended = thread_ns(), self._counts()
         if ended:  # beyond what such a step usually takes
             self.allowance.add(spent - self._spent - self.steps.usual_ns)
         self._study_step(t)
         self._spent = thread_ns()
-        if ended or self._study in ("learn", "profile"):
+        if ended or self._counts():
             self.allowance.add(self._spent - spent)
         steps = self.steps
         steps.earliest = self.allowance.due(t)
         if not (self._study or self.captures.wanted or self.origin.wanted):
             steps.next_study = max(steps.next_study, steps.earliest)
+
+    def _counts(self) -> bool:
+        """Whether the present look counts towards the allowance: nobody has asked for it."""
+        return self._study in ("learn", "profile") or (self._study == "capture" and self.captures.by_itself)
 
     def _study_step(self, t: int) -> None:
         steps, learning, captures, before = self.steps, self.learning, self.captures, self._study
@@ -577,6 +587,7 @@ class Observer:
         self.emitter.pause()
         self.profiler.drop()
         self.learning.deaf()
+        self.receiving.rest()
         self.emitter, self._study, self._others = self._emitter(), "", {}
         self._arming, self._uncounted = False, 0
         self._asides = Asides(self._begin_aside, self._end_aside, self._put_aside)

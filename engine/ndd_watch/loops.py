@@ -22,7 +22,7 @@ from typing import Any, Callable
 
 from .clock import BASE, DONE, EVALUATE, TRAINER, S
 from .looks import Looks, attribute, key_of, own_frame, whole
-from .mapped import MICRO, SEED, STARTS
+from .mapped import MICRO, MOST_SEEDS, SEEDS, SEEDS_AT, STARTS
 
 # Functions with this argument first take a closure that computes the loss.
 _CLOSURE = "closure"
@@ -334,7 +334,9 @@ class Passes:
     def reads(self, iterator: Any, new: bool) -> None:
         """The training is about to read an iterator. new: another one than before."""
         if new:
-            S[SEED] = whole(attribute(iterator, "_base_seed")) or 0
+            # Passes may be shorter than what is between two looks at them.
+            S[SEEDS_AT + S[SEEDS] % MOST_SEEDS] = whole(attribute(iterator, "_base_seed")) or 0
+            S[SEEDS] += 1
         if new and key_of(iterator._dataset) not in self._seen:
             self._seen.add(key_of(iterator._dataset))
             self._batches, self._left = [], 1

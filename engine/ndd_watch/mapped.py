@@ -24,6 +24,7 @@ _PR_SET_PTRACER = 0x59616D61
 _libc = ctypes.CDLL(None, use_errno=True)
 # Looked up once: Python reports that to audit hooks.
 _open, _rename, _prctl = _libc.open, _libc.rename, getattr(_libc, "prctl", None)
+_getrusage = _libc.getrusage
 _mallinfo = getattr(_libc, "mallinfo2", None)  # of glibc, from 2.33 on
 # Reading the heap may take this part of the time, and is not done again if it took longer than this.
 _HEAP_SHARE, _LONGEST_NS = 2e-3, 200_000_000
@@ -84,6 +85,13 @@ def pss_bytes(pid: int) -> int | None:
         words = _text(f"/proc/{pid}/smaps_rollup").split()
         return int(words[words.index("Pss:") + 1]) << 10
     return None
+
+
+def used_by_thread() -> tuple[int, int]:
+    """Nanoseconds that the system has worked for this thread, and pages of memory that it has touched first."""
+    found = (ctypes.c_long * 18)()  # struct rusage of getrusage(2), longer than it is
+    _getrusage(1, found)  # RUSAGE_THREAD
+    return found[2] * 10**9 + found[3] * 1000, found[8]
 
 
 def in_use(device: Any) -> int | None:
@@ -178,19 +186,21 @@ COLUMNS = 24
 # published where they are more than usual. LEFT: batches since then that went through the model with gradients, and
 # without a backward pass; only where phases are timed. PAUSED: 1 during a pause. AT and what follows is written by the
 # console: the step after which the process obeys, and the id of the process that holds a pause or 0. Then come counts
-# of requests: captures, checkpoints, evaluations, and looks at what the process keeps. SEED: that of the iterator of
-# a loader that the training reads, by which its workers are known; 0 before.
+# of requests: captures, checkpoints, evaluations, and looks at what the process keeps. SEEDS: iterators of a loader
+# that the training has read.
 (
     MAGIC, PID, NATIVE, LAST, CURRENT, TIMED, BASE, TRAINER, DONE, CORRECTION, ELSEWHERE, MICRO, SKIPPED, BEGUN, ROWS,
     LINES, DROPPED, PAUSED, INPUT, PENDING, FIRST_NS, STARTS,
     PASSES, OPEN, LEFT,
-    AT, HOLDER, CAPTURES, CHECKPOINTS, EVALUATIONS, KEPT, SEED,
+    AT, HOLDER, CAPTURES, CHECKPOINTS, EVALUATIONS, KEPT, SEEDS,
 ) = range(32)  # fmt: skip
 REQUEST = KEPT + 1 - AT
 # The current step by phase, and the time of the window outside steps, in nanoseconds.
 ROW, REST = 32, 32 + COLUMNS
 # Steps of each of the first optimizers that exist at a time.
 STEPPED, MOST_OPTIMIZERS = REST + COLUMNS, 8
+# Seeds of the newest of those iterators, by which their workers are known.
+SEEDS_AT, MOST_SEEDS = STEPPED + MOST_OPTIMIZERS, 8
 # Rows of steps that were timed by phase: the steps before it, and its nanoseconds by phase.
 ROWS_AT, MOST_ROWS, ROW_WIDTH = 96, 2048, COLUMNS + 1
 # Of every step: twice its nanoseconds, plus 1 if it has a row; 0 if it is left out.

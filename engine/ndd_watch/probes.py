@@ -329,7 +329,7 @@ class Probe:
 
 
 class VariableHook(NamedTuple):
-    """A hook that looks at variables of its function: `look` gets their values where `due` returns 1."""
+    """A hook that looks at arguments of its function: `look` gets their values where `due` returns 1."""
 
     due: Hook
     look: Callable[[Any, Any], int]
@@ -354,6 +354,13 @@ class _Changed(NamedTuple):
     before: Any
     ours: Any
     resting: Any
+
+
+def arguments(code: Any) -> tuple[str, ...]:
+    """The names of the arguments of a function."""
+    several = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    names: tuple[str, ...] = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + several]
+    return names
 
 
 class Probes:
@@ -383,7 +390,8 @@ class Probes:
         if not isinstance(function, types.FunctionType) or before is None or before.co_flags & _GENERATORS:
             return False
         looked = [name for one in (begins, ends) if isinstance(one, VariableHook) for name in one.names]
-        if not set(looked) <= set(before.co_varnames):
+        # Other variables may have no value yet.
+        if not set(looked) <= set(arguments(before)):
             return False
         imported = _imported(function, before.co_names)
         qualified = getattr(before, "co_qualname", function.__qualname__)

@@ -46,9 +46,16 @@ class _Entry:
 
 
 class Calls:
-    """Arguments are those of `_lsprof.Profiler`, and without effect."""
+    """Arguments are those of `_lsprof.Profiler`; all but timer, of nanoseconds, are without effect."""
 
-    def __init__(self, builtins: bool = True, subcalls: bool = True) -> None:
+    def __init__(
+        self,
+        timer: Callable[[], int] = now_ns,
+        timeunit: float = 1e-9,
+        builtins: bool = True,
+        subcalls: bool = True,
+    ) -> None:
+        self._time = timer
         self._entries: dict[Any, _Entry] = {}
         # Open calls: function, when it began, entry, and its entry in the one that calls it.
         self._stack: list[tuple[Any, int, _Entry, _Entry | None]] = []
@@ -84,7 +91,7 @@ class Calls:
         if tool is not None:
             free_tool(tool)
         while self._stack:
-            self._pop(now_ns())
+            self._pop(self._time())
 
     def getstats(self) -> list[_Entry]:
         """The functions so far."""
@@ -102,7 +109,7 @@ class Calls:
                 inner = inside[what] = _Entry(what)
             inner.open += 1
         entry.open += 1
-        t = now_ns()
+        t = self._time()
         self._stack.append((what, t, entry, inner))
         if self.until and t > self.until and self.late is not None:
             self.until = 0
@@ -126,7 +133,7 @@ class Calls:
             self._push(code)
 
     def _ended(self, code: Any, _offset: int, _value: Any) -> None:
-        t = now_ns()
+        t = self._time()
         # Functions that began before are not on the stack.
         if get_ident() == self._thread and any(one[0] is code for one in self._stack):
             while self._stack[-1][0] is not code:
@@ -139,7 +146,7 @@ class Calls:
             self._push(name)
 
     def _returned(self, _code: Any, _offset: int, function: Any, _first: Any) -> None:
-        t = now_ns()
+        t = self._time()
         if get_ident() == self._thread and self._stack and self._stack[-1][0] == _builtin_name(function):
             self._pop(t)
 

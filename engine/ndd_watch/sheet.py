@@ -9,21 +9,28 @@ from __future__ import annotations
 import ctypes
 import mmap
 import struct
+from collections.abc import Sequence
 from json import loads
 from typing import Any
 
 from .apart import os
+from .looks import class_name
 from .mapped import _checked, _open, renamed
 
 SUFFIX = ".worker"
 _MAGIC, SIZE = 0x73686565743031, 1 << 15
 # Integers: number of the format; process id; times that a report began or ended to be written, odd meanwhile; and its
-# bytes. Then of the present batch: its number; when it began on the monotonic clock, 0 between two; bytes of its
-# indices as text.
+# bytes. Then of the present batch: its number; when it began on the monotonic clock, 0 between two; and what is known
+# of its indices: how many they are, of which the first ones follow, or below 0 the bytes of a text instead.
 _MARK, _PID, _WRITES, _LENGTH, _BATCH, _BEGUN, _SHOWN = range(7)
+# Indices of a batch that are told, and how so many integers are stored.
+INDICES = 8
+_INTEGERS = [struct.Struct(f"{count}q") for count in range(INDICES + 1)]
 _TEXT, _MOST_TEXT, _REPORT = 64, 192, 256
 MOST_BYTES = SIZE - _REPORT
 _WRITE = 0x200  # PyBUF_WRITE
+# Characters of the name of an index.
+LONGEST_NAME = 40
 
 _libc_map: Any = ctypes.CDLL(None, use_errno=True).mmap
 _libc_map.restype = ctypes.c_void_p
@@ -56,14 +63,25 @@ class Sheet:
         self._values[_PID], self._values[_MARK] = os.getpid(), _MAGIC
         renamed(path, path + SUFFIX)
 
-    def doing(self, batch: int, begun: int, indices: str) -> None:
-        """It makes this batch since then, in nanoseconds of the monotonic clock; 0 for none."""
+    def doing(self, batch: int, begun: int, indices: Any) -> None:
+        """It makes this batch since then, in nanoseconds of the monotonic clock. About a microsecond for integers."""
         values = self._values
         values[_BATCH], values[_BEGUN] = batch, begun
-        if begun:
-            text = indices.encode("utf-8", "replace")[:_MOST_TEXT]
-            self._data[_TEXT : _TEXT + len(text)] = text
-            values[_SHOWN] = len(text)
+        if type(indices) is list:
+            some = indices[:INDICES]
+            try:
+                _INTEGERS[len(some)].pack_into(self._data, _TEXT, *some)
+                values[_SHOWN] = len(indices)
+                return
+            except struct.error:  # they are no integers, or too large
+                values[_SHOWN] = 0
+        text = shown(indices).encode("utf-8", "replace")[:_MOST_TEXT]
+        self._data[_TEXT : _TEXT + len(text)] = text
+        values[_SHOWN] = -len(text)
+
+    def rests(self) -> None:
+        """The batch is made."""
+        self._values[_BEGUN] = 0
 
     def tell(self, report: str) -> None:
         """Replace the report, if it is not too long."""
@@ -79,8 +97,8 @@ def read(data: bytes) -> tuple[dict[str, Any], int, int, str] | None:
     """(report, batch, begin, indices), see `Sheet.doing`, of the bytes of a file; None if it is none, or changes."""
     if len(data) != SIZE:
         return None
-    mark, _, writes, length, batch, begun, shown = struct.unpack_from("7q", data)
-    if mark != _MAGIC or writes % 2 or not 0 < length <= MOST_BYTES or not 0 <= shown <= _MOST_TEXT:
+    mark, _, writes, length, batch, begun, told = struct.unpack_from("7q", data)
+    if mark != _MAGIC or writes % 2 or not 0 < length <= MOST_BYTES or told < -_MOST_TEXT:
         return None
     try:
         report = loads(data[_REPORT : _REPORT + length])
@@ -88,4 +106,25 @@ def read(data: bytes) -> tuple[dict[str, Any], int, int, str] | None:
         return None
     if not isinstance(report, dict):
         return None
-    return report, batch, begun, data[_TEXT : _TEXT + shown].decode("utf-8", "replace")
+    if told < 0:
+        return report, batch, begun, data[_TEXT : _TEXT - told].decode("utf-8", "replace")
+    some = _INTEGERS[min(told, INDICES)].unpack_from(data, _TEXT)
+    return report, batch, begun, listed(some, told)
+
+
+def shown(indices: Any) -> str:
+    """Some indices of a batch as text."""
+    if type(indices) is not list:
+        return name_of(indices) if indices is not None else ""
+    return listed(indices[:INDICES], len(indices))
+
+
+def listed(some: Sequence[Any], count: int) -> str:
+    """ "3, 4, ...": the first ones of so many indices."""
+    return ", ".join(map(name_of, some)) + (", ..." if count > len(some) else "")
+
+
+def name_of(index: Any) -> str:
+    """An index as text, or its class: nothing of an object of the script is run."""
+    kind = type(index)
+    return f"{index}"[:LONGEST_NAME] if kind in (int, str) else class_name(kind)

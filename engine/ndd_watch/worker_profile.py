@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
-from .apart import Dropped, module_of, time
+from .apart import Dropped, gc, module_of, time
 from .looks import attributes, bases, class_name, namespace, own
-from .mapped import _text
+from .mapped import _text, used_by_thread
 from .probes import SPARE_DEPTH, depth, handles_alarms, profiled
 from .profiler import _KIND, _MONITORING, INLINE, _added_ns, _name
 from .steps import PROFILE_NS
@@ -34,6 +35,7 @@ MOST_FUNCTIONS, MOST_TRANSFORMS = 12, 16
 LEAST_KEPT = 0.5
 # Rounds in which time goes from functions of libraries to those that call them; recursion makes circles.
 _ROUNDS = 8
+_COLLECT = "<built-in method gc.collect>"
 _FETCH = os.path.join("torch", "utils", "data", "_utils", "fetch.py")
 
 COMPUTES = "computes"
@@ -47,7 +49,7 @@ _KINDS = (
     ("connection", ("_socket", "select.", "_ssl")),
     ("storage", (
         "_io.FileIO", "_io.Buffered", "io.open", "_io.open", "posix.open", "posix.read", "posix.pread", "posix.stat",
-        "posix.lstat", "posix.fsync", "posix.scandir", "posix.listdir", "mmap.mmap", "'readinto'", "_io.TextIOWrapper",
+        "posix.lstat", "posix.fsync", "posix.scandir", "posix.listdir", "'readinto'", "_io.TextIOWrapper",
         "posix.fadvise", "posix.posix_fadvise", "numpy.fromfile", "read_file", "h5py", "h5d",
     )),
     ("pickle", ("_pickle.",)),
@@ -66,10 +68,11 @@ def kind_of(key: Key) -> str:
 
 
 class _Sums:
-    """Of the profiles by one clock: nanoseconds that the batches took, of processor time and without a processor."""
+    """Of the profiles by one clock: nanoseconds that the batches took, of processor time and without a processor; those
+    of the system, and pages that were touched first."""
 
     def __init__(self) -> None:
-        self.count = self.wall_ns = self.cpu_ns = self.late_ns = 0
+        self.count = self.wall_ns = self.cpu_ns = self.late_ns = self.system_ns = self.faults = 0
         # Of functions: seconds of their own, with all that they call, and calls; and (caller, function) -> seconds.
         self.own: dict[Key, float] = {}
         self.whole: dict[Key, float] = {}
@@ -100,6 +103,15 @@ class _Sums:
             self.calls[key] = self.calls.get(key, 0) + entry.callcount
         return all_calls
 
+    def less(self, keys: Sequence[Key], seconds: float) -> None:
+        """Take a garbage collection out. keys: the function in which it began, and the one that called that.
+
+        It is in the time of one of them, or of a built-in function that they called.
+        """
+        inside = [callee for caller, callee in self.edges if caller in keys and isinstance(callee, str)]
+        longest = max((*keys, *inside), key=lambda one: self.own.get(one, 0.0))
+        self.own[longest] = max(self.own.get(longest, 0.0) - seconds, 0.0)
+
     def spent(self, users: set[Key], kept: float) -> dict[Key, dict[str, float]]:
         """Seconds by kind of the functions that are told. kept: the part of the time of bytecode that is not ours."""
         found: dict[Key, dict[str, float]] = {}
@@ -123,10 +135,14 @@ class BatchProfiles:
     def __init__(self, dataset: Any, collate: Any, first: int) -> None:
         self._transforms = transforms(dataset, collate)
         self._profiler: Any = None
-        self._clock = 0 if _MONITORING else first % 2
+        self._clock = first % 2
         self._added: list[float | None] = [None, None]
         self._sums = _Sums(), _Sums()
         self._late_ns = self._extra_ns = self._spent_ns = 0
+        self._used = 0, 0
+        # Garbage collections in the present profile: functions, nanoseconds on the wall, and of processor time.
+        self._collections: list[tuple[list[Key], int, int]] = []
+        self._collecting = 0, 0
         self._users: set[Key] = set()
         self._of_transforms: dict[str, float] = {}
         self._answer: dict[str, Any] = {}
@@ -154,49 +170,80 @@ class BatchProfiles:
             self._added[self._clock] = _added_ns(kind, True) * 1e-9
         profiler = kind(builtins=True, subcalls=True)
         try:
-            self._late_ns = _late_ns()
+            self._late_ns, self._used, self._collections = _late_ns(), used_by_thread(), []
+            gc.callbacks.append(self._collects)
             profiler.enable()
         except ValueError:  # there is another one
+            self._hear_no_collections()
             return False
         self._profiler = profiler
         return True
 
+    def _collects(self, moment: str, _info: Any) -> None:
+        """A garbage collection begins or ends. It comes once in many batches, and profiling may bring it about."""
+        with Dropped():
+            begun = time.perf_counter_ns(), time.thread_time_ns()
+            if moment == "start":
+                self._collecting = begun
+                return
+            frame: Any = sys._getframe(1)
+            found: list[Key] = []
+            while frame is not None and len(found) < 2:
+                if (key := _key(frame.f_code)) is not None:
+                    found.append(key)
+                frame = frame.f_back
+            if found and self._profiler is not None:
+                wall, cpu = (now - before for now, before in zip(begun, self._collecting))
+                self._collections.append((found, wall, cpu))
+
+    def _hear_no_collections(self) -> None:
+        with Dropped(ValueError):
+            gc.callbacks.remove(self._collects)
+
     def drop(self) -> None:
         """End, and forget the present profile."""
         profiler, self._profiler = self._profiler, None
+        self._hear_no_collections()
         if profiler is not None and (_MONITORING or sys.getprofile() is profiler):
             profiler.disable()
 
     def end(self, wall_ns: int, cpu_ns: int, usual_ns: float) -> None:
         """The batch is made. usual_ns: processor time of one."""
         profiler, self._profiler = self._profiler, None
+        self._hear_no_collections()
         if profiler is None or (not _MONITORING and sys.getprofile() is not profiler):
             self._replaced = profiler  # the script has begun one of its own, which ours must not end
             return
         profiler.disable()
-        begin = time.thread_time_ns()
+        (system_ns, faults), begin = used_by_thread(), time.thread_time_ns()
         stats, sums, added = profiler.getstats(), self._sums[self._clock], self._added[self._clock] or 0.0
         entries = {entry.code: entry for entry in stats}
         self._users.update(_key(code) for code in entries if own(code) and not _inline(code))
         more = round(sums.add(stats, added) * added * 1e9)
+        # What the script itself has asked for is a part of the batch.
+        for keys, wall, cpu in () if _COLLECT in entries else self._collections:
+            wall_ns, cpu_ns = wall_ns - wall, cpu_ns - cpu
+            sums.less(keys, (cpu if self._clock else wall) * 1e-9)
         sums.count += 1
         sums.wall_ns += max(wall_ns - more, 1)
         sums.cpu_ns += max(cpu_ns - more, 0)
         sums.late_ns += max(_late_ns() - self._late_ns, 0)
+        sums.system_ns += system_ns - self._used[0]
+        sums.faults += faults - self._used[1]
         self._extra_ns += round(cpu_ns - more - usual_ns)
         if not self._clock:
             for name, codes in self._transforms:
                 taken = [entries[code].totaltime for code in codes if code in entries]
                 if taken:
                     self._of_transforms[name] = self._of_transforms.get(name, 0.0) + max(taken)
-        self._clock = 0 if _MONITORING else 1 - self._clock
+        self._clock = 1 - self._clock
         self._spent_ns += max(int(cpu_ns - usual_ns), 0) + time.thread_time_ns() - begin
 
     def told(self) -> dict[str, Any]:
-        """profiles: [number, ns that they took, of processor time, without a processor] by the clock on the wall, and
-        by that of the processor. functions: [file, line, name, calls, ns with all that it calls, {kind: ns} on the
-        wall, {kind: ns} of processor time]; the latter two without other functions of the list that it calls.
-        transforms: [name, ns]. Worked out anew only after a tenth more of profiles.
+        """profiles: [number, ns that they took, of processor time, without a processor, of the system, pages touched
+        first] by the clock on the wall, and by that of the processor. functions: [file, line, name, calls, ns with all
+        that it calls, {kind: ns} on the wall, {kind: ns} of processor time]; the latter two without other functions of
+        the list that it calls. transforms: [name, ns]. Worked out anew only after a tenth more of profiles.
         """
         if self._count >= 1.1 * self._answered + 1:
             begin = time.thread_time_ns()
@@ -224,7 +271,10 @@ class BatchProfiles:
         rows.sort(key=lambda row: -sum(row[5].values()) - sum(row[6].values()))
         parts = sorted(self._of_transforms.items(), key=lambda item: -item[1])
         return {
-            "profiles": [[sums.count, sums.wall_ns, sums.cpu_ns, sums.late_ns] for sums in self._sums],
+            "profiles": [
+                [sums.count, sums.wall_ns, sums.cpu_ns, sums.late_ns, sums.system_ns, sums.faults]
+                for sums in self._sums
+            ],
             "functions": rows[:MOST_FUNCTIONS],
             "transforms": [[name, round(seconds * 1e9)] for name, seconds in parts[:MOST_TRANSFORMS]],
         }

@@ -20,8 +20,8 @@ from typing import Any, Callable
 
 from .apart import Dropped, dumps, module_of, os, ours, time
 from .looks import bases, class_name, namespace
-from .probes import Probes, VariableHook
-from .sheet import Sheet
+from .probes import Probes, VariableHook, arguments
+from .sheet import LONGEST_NAME, Sheet, name_of, shown
 from .worker_profile import BatchProfiles
 
 now = time.perf_counter_ns
@@ -36,13 +36,14 @@ COMPUTES = 0.3
 TOLD_NS = 10**9
 # Upper ends of classes of item times, in nanoseconds: 1 us to 28 s.
 EDGES = tuple(int(1000 * 2 ** (number / 4)) for number in range(100))
-# Slowest items that are told, characters of the name of one, and indices of a batch that are told.
-SLOWEST, LONGEST_NAME, INDICES = 8, 40, 8
+# Slowest items that are told.
+SLOWEST = 8
 # The names of the arguments of torch's function that are needed.
 ARGUMENTS = (
     "dataset_kind", "dataset", "index_queue", "data_queue", "auto_collation", "collate_fn", "base_seed", "worker_id",
     "num_workers",
 )  # fmt: skip
+_HOLDER = "dataset_holder"
 _ITERABLE = 1  # _DatasetKind.Iterable
 _TORCH_DATA = "torch.utils.data."
 _NEVER = 1 << 62
@@ -158,6 +159,8 @@ class Worker:
                 found = get(*args, **options)
                 if found is None:
                     self._end()
+                elif type(found) is tuple:
+                    self._begins(*found)
                 return found
             t = now()
             if not self._start_ns:
@@ -174,6 +177,14 @@ class Worker:
                 return found
 
         return gets
+
+    def _begins(self, batch: int, indices: Any) -> None:
+        """A batch begins that is not looked at: it is told for the case that it does not end."""
+        try:
+            if self._left < _NEVER:
+                self._sheet.doing(batch, now(), indices)
+        except Exception as error:  # noqa: BLE001
+            self._failed(error)
 
     def _end(self) -> None:
         """The worker has nothing more to do."""
@@ -200,7 +211,7 @@ class Worker:
         self._items += count
         cpu_ns = self._cpu_ns * self._batches / max(self._looked, 1)
         self._profiling = self._profiles.begin(self._looked, cpu_ns, came - self._begun)
-        self._sheet.doing(self._batch, came, _shown(indices))
+        self._sheet.doing(self._batch, came, indices)
         self._cpu, self._t = time.thread_time_ns(), now()
         self._cost = self._t - came
         if self._stamps_items and type(indices) is list:
@@ -212,6 +223,7 @@ class Worker:
             self._batches += 1
             if not self._on:
                 self._left -= 1
+                self._sheet.rests()
                 put(item)
                 return
             end = now()
@@ -221,7 +233,7 @@ class Worker:
                 if self._profiling:
                     self._profiles.end(end - self._t, cpu, self._cpu_ns / max(self._looked, 1))
                 self._on = False
-                self._sheet.doing(self._batch, 0, "")
+                self._sheet.rests()
             except Exception as error:  # noqa: BLE001
                 self._failed(error)
             self._cost += now() - end
@@ -282,12 +294,12 @@ class Worker:
             return
         self._times += each
         if max(each) > self._slow_from:
-            names: Any = map(_name, indices)
+            names: Any = map(name_of, indices)
             if not named:
                 begin = self._items - len(each)
                 names = map(str, range(begin, begin + len(each)))
                 if not self._iterable:
-                    names = [_shown(indices)[:LONGEST_NAME]]
+                    names = [shown(indices)[:LONGEST_NAME]]
             found = [(ns, name) for ns, name in zip(each, names) if ns > self._slow_from]
             self._slow = sorted([*self._slow, *found], reverse=True)[:SLOWEST]
             self._slow_from = self._slow[-1][0] if len(self._slow) == SLOWEST else 0
@@ -332,11 +344,19 @@ def watched(probes: Probes, worker_loop: Any, folder: Callable[[], str]) -> bool
     def begins(_probe: Any, zero: int) -> int:
         return 1
 
-    def begun(_probe: Any, given: Any) -> int:
-        begin(folder(), dict(zip(ARGUMENTS, given)))
+    names: tuple[str, ...] = ARGUMENTS
+    if "dataset" not in arguments(worker_loop.__code__):  # from torch 2.14 on, a list has it
+        names = (*(name for name in ARGUMENTS if name != "dataset"), _HOLDER)
+
+    def begun(_probe: Any, values: Any) -> int:
+        with Dropped():
+            given = dict(zip(names, values))
+            if _HOLDER in given:
+                given["dataset"] = given.pop(_HOLDER)[-1]
+            begin(folder(), given)
         return 0
 
-    return probes.put(worker_loop, VariableHook(begins, begun, ARGUMENTS), None, False)
+    return probes.put(worker_loop, VariableHook(begins, begun, names), None, False)
 
 
 def _classify(times: list[int], classes: dict[int, int]) -> None:
@@ -353,33 +373,21 @@ def _classify(times: list[int], classes: dict[int, int]) -> None:
 
 def _by_item(dataset: Any) -> bool:
     """Whether torch reads the items of a dataset one after another, each by its index, and nothing else sees these."""
-    for _ in range(2):
-        if any(
+    for _ in range(3):
+        if not any(
             "__getitems__" in namespace(kind) or "__getattr__" in namespace(kind)
             for kind in bases(type(dataset))
         ):
-            # That of torch reads an item for each index if its dataset has no such method.
-            if not (
-                module_of(type(dataset)).startswith(_TORCH_DATA) and class_name(type(dataset)) == "Subset"
-            ):
-                return False
-            dataset = dataset.dataset
-        else:
             return True
+        # Those of torch and of own training read an item for each index if their dataset has no such method.
+        name, module = class_name(type(dataset)), module_of(type(dataset))
+        if name == "Subset" and module.startswith(_TORCH_DATA):
+            dataset = dataset.dataset
+        elif name == "Collated" and module.startswith("ndd_engine."):
+            dataset = dataset.data
+        else:
+            return False
     return False
-
-
-def _name(index: Any) -> str:
-    kind = type(index)
-    return f"{index}"[:LONGEST_NAME] if kind in (int, str) else class_name(kind)
-
-
-def _shown(indices: Any) -> str:
-    """Some indices as text."""
-    if type(indices) is not list:
-        return _name(indices) if indices is not None else ""
-    more = ", ..." if len(indices) > INDICES else ""
-    return ", ".join(map(_name, indices[:INDICES])) + more
 
 
 def _bytes(data: Any, deep: int = 0) -> int:

@@ -12,7 +12,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,7 +47,7 @@ TITLE = "script_faults: faults in scripts that are only observed"
 COLUMNS = ("case", "named first", "ceiling", "place", "trial of the fix", "", "")
 FOLDER = Path(__file__).parents[1] / "scripts"
 # Parts of the whole, beside the names of faults.
-PARTS = ("planted", "twins", "innocent", "durations", "hangs")
+PARTS = ("planted", "twins", "innocent", "models", "durations", "hangs")
 ONLY = (*PARTS, *(fault.name for fault in FAULTS))
 TRIAL_S = 60.0  # the default of `try`
 # Causes that accuse an innocent script if their ceiling is higher than this.
@@ -62,6 +62,7 @@ WORDS = frozenset({
     "exchange", "neighbour-cores", "compile-cost", "quota", "sequential-loop", "large-vocabulary", "unfused-attention",
     "computed-twice", "unused-gradients",
 })  # fmt: skip
+INNOCENT_SCRIPTS = {"innocent.py": INNOCENTS, SLOWING: NOT_SLOWING}
 FIRST, LATER, MISSED = "found first", "found later", "missed"
 
 
@@ -105,9 +106,13 @@ class Counts:
 
 
 def measure(options: Options) -> list[Table]:
-    """All cases; with --quick without trials. With --only, these parts, or these faults and their twins."""
+    """All cases; with --quick without trials. With --only, these parts, or these faults and their twins.
+
+    models: the planted and the innocent models only.
+    """
     parts = [part for part in PARTS if part in options.only]
-    chosen = [fault for fault in FAULTS if fault.name in options.only]
+    models = "models" in parts
+    chosen = [one for one in FAULTS if one.name in options.only or (models and one.script == WORK)]
     if not options.only:
         parts, chosen = list(PARTS[:1] if options.smoke else PARTS), []
     elif chosen:
@@ -117,7 +122,8 @@ def measure(options: Options) -> list[Table]:
     made: dict[str, Callable[[], Table]] = {
         "planted": lambda: _all_planted(faults, reasons, options, counts),
         "twins": lambda: _twins(faults, options, counts),
-        "innocent": lambda: _innocents(options, counts),
+        "innocent": lambda: _innocents(options, counts, INNOCENT_SCRIPTS),
+        "models": lambda: _innocents(options, counts, {WORK: WORK_INNOCENTS}),
         "durations": lambda: _durations(options, counts),
         "hangs": lambda: timed_hangs.table(options),
     }
@@ -173,13 +179,9 @@ def _twins(faults: Sequence[Fault], options: Options, counts: Counts) -> Table:
     return table
 
 
-def _innocents(options: Options, counts: Counts) -> Table:
-    table = Table("innocent scripts", COLUMNS)
-    for script, kind in [
-        *(("innocent.py", kind) for kind in options.cases(INNOCENTS)),
-        *((SLOWING, kind) for kind in options.cases(NOT_SLOWING)),
-        *((WORK, kind) for kind in options.cases(WORK_INNOCENTS)),
-    ]:
+def _innocents(options: Options, counts: Counts, scripts: Mapping[str, Sequence[str]]) -> Table:
+    table = Table("innocent models" if WORK in scripts else "innocent scripts", COLUMNS)
+    for script, kind in [(name, kind) for name, kinds in scripts.items() for kind in options.cases(kinds)]:
         say(f"script_faults: innocent {kind}")
         words = (kind,) if script == "innocent.py" else (kind, "0")
         with tempfile.TemporaryDirectory(prefix="ndd-scripts-") as folder:

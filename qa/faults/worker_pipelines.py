@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,7 +67,7 @@ PIPELINES = (
     Pipeline("storage", "Stored.work", (2, 8), ("storage", "waits", "computes"), innocent=True),
     Pipeline("pickles", "", (2, 8)),
     Pipeline("shared", "", (4, 16)),
-    Pipeline("touch", "Touched.work", (4, 16)),
+    Pipeline("touch", "Touched.work", (4, 16), ("touches", "computes")),
     Pipeline("uneven", "Uneven.work", (2, 8), ("sleeps",)),
     Pipeline("compose", "Sort", (4, 16)),
     Pipeline("remote", "Remote.work", (2, 8), ("connection",), innocent=True),
@@ -75,18 +76,21 @@ ONLY = tuple(pipeline.name for pipeline in PIPELINES)
 
 
 def measure(options: Options) -> Table:
-    """All pipelines, levels and start methods; with --quick the low level by fork, and no innocent ones."""
+    """All pipelines, levels and start methods; with --quick the low level by fork, and no innocent ones.
+
+    With --python, by fork only: one pass with another Python.
+    """
     table = Table(TITLE, COLUMNS)
     right = runs = accused = innocents = 0
     for pipeline in options.wanted(PIPELINES, lambda one: one.name):
-        for method in METHODS[:1] if options.quick else METHODS:
+        for method in METHODS[:1] if options.quick or options.python else METHODS:
             for level in pipeline.levels[:1] if options.quick else pipeline.levels:
-                row, good = _judged(pipeline, level, method, options.seconds(SECONDS, QUICK_S, QUICK_S))
+                row, good = _judged(pipeline, level, method, options)
                 say(f"workers: {' | '.join(row)}")
                 table.add(*row)
                 runs, right = runs + 1, right + good
         if pipeline.innocent and not options.quick:
-            row, good = _innocent(pipeline, SECONDS)
+            row, good = _innocent(pipeline, options)
             say(f"workers: {' | '.join(row)}")
             table.add(*row)
             innocents, accused = innocents + 1, accused + (not good)
@@ -97,13 +101,15 @@ def measure(options: Options) -> Table:
 
 
 def _run(
-    pipeline: Pipeline, level: int, method: str, seconds: float
+    pipeline: Pipeline, level: int, method: str, options: Options
 ) -> tuple[WorkersEvent | None, Mapping[str, float], list[str]]:
     """What the workers told, what their functions measured, and causes and titles of the findings."""
     folder = Path(tempfile.mkdtemp(prefix="ndd-workers-"))
     try:
         shutil.copy(SCRIPT, folder)
-        words = python_words(SCRIPT.name, pipeline.name, str(level), method, str(seconds))
+        seconds = options.seconds(SECONDS, QUICK_S, QUICK_S)
+        python = options.python or sys.executable
+        words = python_words(SCRIPT.name, pipeline.name, str(level), method, str(seconds), python=python)
         done = console(folder, "run", "--headless", "--run", "it", "--", *words, TRUTH=str(folder))
         if done.returncode:
             raise RuntimeError(f"{pipeline.name}: status {done.returncode}: {done.stderr[-500:]}")
@@ -118,9 +124,9 @@ def _run(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _judged(pipeline: Pipeline, level: int, method: str, seconds: float) -> tuple[tuple[str, ...], bool]:
+def _judged(pipeline: Pipeline, level: int, method: str, options: Options) -> tuple[tuple[str, ...], bool]:
     """(a row of the table, whether it is right)."""
-    told, truth, _ = _run(pipeline, level, method, seconds)
+    told, truth, _ = _run(pipeline, level, method, options)
     head = pipeline.name, f"{level}", method
     if told is None:
         return (*head, "nothing was told", "", "", "", "", "no"), False
@@ -144,8 +150,8 @@ def _judged(pipeline: Pipeline, level: int, method: str, seconds: float) -> tupl
     return (*head, first, percent(said), percent(share), points, kind, "yes" if good else "no"), good
 
 
-def _innocent(pipeline: Pipeline, seconds: float) -> tuple[tuple[str, ...], bool]:
-    _, _, found = _run(pipeline, 0, "fork", seconds)
+def _innocent(pipeline: Pipeline, options: Options) -> tuple[tuple[str, ...], bool]:
+    _, _, found = _run(pipeline, 0, "fork", options)
     accused = [text for text in found if text.partition(":")[0] in ACCUSED]
     row = (pipeline.name, "0", "fork", accused[0] if accused else "not accused", "", "", "", "")
     return (*row, "no" if accused else "yes"), not accused

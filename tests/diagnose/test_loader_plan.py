@@ -45,3 +45,25 @@ def test_settings_that_cannot_be_played_have_no_prediction() -> None:
     assert EVEN.with_settings(["loader.workers=4", "loader.prefetch=8"]) == replace(
         EVEN, workers=4, prefetch=8
     )
+
+
+def test_receiving_takes_the_time_of_the_training_and_pinning_that_of_another_thread() -> None:
+    fast = replace(EVEN, workers=16)
+    assert batch_ns(replace(fast, receive_ns=3 * MS)) == pytest.approx(7 * MS, rel=0.05)
+    assert batch_ns(replace(fast, pin_ns=3 * MS)) == pytest.approx(4 * MS, rel=0.05)
+    assert batch_ns(replace(fast, pin_ns=9 * MS)) == pytest.approx(9 * MS, rel=0.05)
+    assert batch_ns(replace(fast, send_ns=6 * MS)) == pytest.approx(6 * MS, rel=0.05)
+
+
+def test_persistent_workers_save_the_begins_of_passes_only() -> None:
+    anew = replace(EVEN, persistent=False, start_ns=220 * MS, pass_batches=10)
+    kept = anew.with_settings(["loader.persistent=true"])
+    assert kept is not None
+    assert batch_ns(anew) - batch_ns(kept) == pytest.approx(20 * MS, rel=0.01)
+    assert batch_ns(replace(anew, pass_batches=0)) == batch_ns(EVEN)
+
+
+def test_a_cache_leaves_what_joins_the_items() -> None:
+    cached = replace(EVEN, cached_ns=1 * MS).with_settings(["loader.cache=true", "loader.workers=0"])
+    assert cached is not None
+    assert batch_ns(cached) == pytest.approx(5 * MS)

@@ -9,7 +9,7 @@ from planted_runs import cores, healthy, script
 
 from ndd_engine.diagnose.finding import Change
 from ndd_engine.diagnose.view import View
-from ndd_engine.diagnose.worker_facts import ranked
+from ndd_engine.diagnose.worker_facts import predictions, ranked, workers_figures
 from ndd_engine.record.worker_events import WorkerFigures, WorkersEvent
 
 MS = 1e6
@@ -26,9 +26,10 @@ def told(**changes: Any) -> WorkersEvent:
     return replace(event, **changes)
 
 
-def waits(event: WorkersEvent | None) -> Any:
+def waits(event: WorkersEvent | None, **more: Any) -> Any:
     after = {} if event is None else {6: [event]}
-    return script(None, {"workers": 2}, phases=healthy(data_wait=20.0), after=after, host=cores(4.0, 1.0))
+    phases = healthy(data_wait=20.0)
+    return script(None, {"workers": 2}, phases=phases, after=after, host=cores(4.0, 1.0), **more)
 
 
 def words(finding: Any) -> str:
@@ -103,3 +104,33 @@ def test_workers_that_work_all_the_time_are_not_to_load_further_ahead() -> None:
 
     assert "ahead" not in texts(0.0) and "order" not in texts(0.0)
     assert "ahead" in texts(40 * MS) and "order" in texts(40 * MS)
+
+
+RECEIVED = {"batches": 50, "behind_ns": round(50 * 6 * MS), "receive_ns": round(50 * 0.1 * MS), "pin_ns": 0}
+
+
+def test_waiting_behind_an_earlier_batch_is_told_with_what_another_order_would_bring() -> None:
+    even = waits(told(), window={"received": RECEIVED})
+    found = words(even.named("data-wait"))
+    assert "waits while a later batch is ready" in found and "predicted to bring" in found
+    # Batches that take the same time gain nothing by another order: the change comes last, or not at all.
+    assert not any(
+        "in_order" in "".join(one.sets) and "little" not in one.text
+        for one in even.named("data-wait").changes
+    )
+    assert "receiving a batch" not in found
+    slow = waits(told(), window={"received": {**RECEIVED, "behind_ns": 0, "receive_ns": round(50 * 9 * MS)}})
+    assert "receiving a batch takes 9" in words(slow.named("data-wait"))
+
+
+def test_each_setting_that_can_be_played_is_predicted() -> None:
+    tail = told(batch_quantiles_ns=[12 * MS] * 18 + [400 * MS] * 2)
+    snapshot = waits(tail).snapshot()
+    rows = {change.sets: each for change, each in predictions(View(snapshot))}
+    order = list(rows.values())
+    assert order == sorted(order)
+    assert {("loader.in_order=false",), ("loader.prefetch=8",), ("loader.workers=1",)} <= rows.keys()
+    assert rows["loader.in_order=false",] < rows["loader.workers=1",]
+    found = workers_figures(snapshot)
+    assert found is not None
+    assert {*found["predicted"][0]} == {"sets", "batch_ns"}

@@ -12,14 +12,18 @@ MS = 1_000_000
 
 
 def report(
-    rows: list[tuple[str, dict[str, int], dict[str, int]]], late: int = 0, cpu: int | None = None
+    rows: list[tuple[str, dict[str, int], dict[str, int]]],
+    late: int = 0,
+    cpu: int | None = None,
+    system: int = 0,
+    faults: int = 0,
 ) -> Any:
     """Of one profile by each clock. rows: (name, ns on the wall by kind, ns of processor time by kind)."""
     wall = sum(sum(walls.values()) for _, walls, _ in rows)
     spent = sum(sum(cpus.values()) for _, _, cpus in rows) if cpu is None else cpu
     functions = [["d.py", 3, name, 8, sum(walls.values()), walls, cpus] for name, walls, cpus in rows]
     return {
-        "profiles": [[1, wall, spent, late], [1, wall, spent, late]],
+        "profiles": [[1, wall, spent, late, system, faults]] * 2,
         "functions": functions,
         "transforms": [],
     }
@@ -54,10 +58,33 @@ def test_waiting_that_has_no_name_belongs_to_the_function_that_waits() -> None:
 
 def test_without_a_second_clock_the_wall_decides() -> None:
     one = report([("decode", {"computes": 6 * MS}, {}), ("scale", {"computes": 2 * MS}, {})], cpu=8 * MS)
-    one["profiles"][1] = [0, 0, 0, 0]
+    one["profiles"] = [one["profiles"][0], [0] * 6]
     assert shares(functions_of([one]))["decode"] == pytest.approx(0.75)
 
 
 def test_quantiles_are_within_a_class() -> None:
     assert quantile({20: 9, 40: 1}, 0.5) == pytest.approx(1000 * 2**5, rel=0.1)
     assert quantile({20: 9, 40: 1}, 0.99) == pytest.approx(1000 * 2**10, rel=0.1)
+
+
+def test_touching_memory_first_is_told_from_computing() -> None:
+    rows = [
+        ("buffer", {"computes": 8 * MS}, {"computes": 8 * MS}),
+        ("read", {"storage": 2 * MS}, {"storage": 2 * MS}),
+    ]
+    touched = functions_of([report(rows, system=7 * MS, faults=2000)])
+    assert touched[0][6] == {"touches": pytest.approx(0.5), "computes": pytest.approx(0.3)}
+    # The system works for a function that touches nothing new: it may copy, or start a process.
+    innocent = functions_of([report(rows, system=7 * MS, faults=20)])
+    assert innocent[0][6] == {"computes": pytest.approx(0.8)}
+
+
+def test_a_read_from_memory_that_waits_for_a_processor_is_no_wait_for_storage() -> None:
+    found = functions_of([report([
+        ("read", {"storage": 12 * MS}, {"storage": 4 * MS}), ("scale", {"computes": 12 * MS}, {"computes": 4 * MS}),
+    ], late=16 * MS)])  # fmt: skip
+    assert shares(found) == {"read": pytest.approx(0.5), "scale": pytest.approx(0.5)}
+    slow = functions_of([report([
+        ("read", {"storage": 12 * MS}, {"storage": 0}), ("scale", {"computes": 4 * MS}, {"computes": 4 * MS}),
+    ])])  # fmt: skip
+    assert shares(slow) == {"read": pytest.approx(0.75), "scale": pytest.approx(0.25)}

@@ -56,6 +56,19 @@ def test_a_burst_every_so_many_steps_is_a_window_of_its_own(trainer: Trainer) ->
     result.closed_ns()
 
 
+@pytest.mark.parametrize("every_s", [1, 0])
+def test_a_run_is_captured_by_itself_unless_nothing_is_profiled(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch, every_s: int
+) -> None:
+    monkeypatch.setattr(bursts, "EVERY_NS", 1)
+    result = trainer.train(*trainer.ndd, *steps(30), "log.window_s=0.05", f"log.profile_every_s={every_s}")
+    found = kernels(result)
+    assert bool(found) is bool(every_s)
+    assert all(event.modules and event.trace is None for event in found)
+    assert result.marks("warning") == []
+    result.closed_ns()
+
+
 def test_training_is_the_same_with_bursts(trainer: Trainer) -> None:
     plain = trainer.train(*trainer.ndd, *steps(20), *EVERY_STEP)
     capture = trainer.train(*trainer.ndd, *steps(20), *EVERY_STEP, "log.kernels_every=5")

@@ -154,16 +154,25 @@ def smoother(view: View) -> list[Change]:
     wait = view.phases.get("data_wait")
     if not view.workers or wait is None or wait.p50_ns is None or wait.p50_ns > UNEVEN * view.wait.ns:
         return []
+    return [change for change in (further_ahead(view), any_order(view)) if change is not None]
+
+
+def further_ahead(view: View) -> Change | None:
+    """Load more batches ahead; None if there are many already."""
     ahead = view.whole("loader.prefetch") or PREFETCH
-    found = []
-    if ahead < MOST_AHEAD:
-        text = "load further ahead: most batches are ready in time, and some come late"
-        found.append(Change(text, (f"loader.prefetch={min(4 * ahead, MOST_AHEAD)}",), view.loader_place))
+    if ahead >= MOST_AHEAD:
+        return None
+    text = "load further ahead, for batches that come late"
+    return Change(text, (f"loader.prefetch={min(4 * ahead, MOST_AHEAD)}",), view.loader_place)
+
+
+def any_order(view: View) -> Change | None:
+    """Take batches as they come; None if they are, or where their order is fixed."""
     stream = view.snapshot.loader is not None and view.snapshot.loader.stream
-    if view.workers > 1 and view.get("loader.in_order") is not False and not stream:
-        text = "use batches as soon as they are ready, in an order that differs from run to run"
-        found.append(Change(text, ("loader.in_order=false",), view.loader_place))
-    return found
+    if view.workers < 2 or view.get("loader.in_order") is False or stream:
+        return None
+    text = "use batches as soon as they are ready, in an order that differs from run to run"
+    return Change(text, ("loader.in_order=false",), view.loader_place)
 
 
 def untold_workers(view: View) -> Change | None:

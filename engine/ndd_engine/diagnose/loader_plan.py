@@ -1,4 +1,4 @@
-"""A loader with workers, played with measured times: what another number of them, or another order, would bring.
+"""A loader, played with measured times: what workers, prefetch, order, persistent workers or a cache would bring.
 
 As in torch, each batch that the training takes gives one out, by turns to the workers, or to the one with the fewest
 where the order is free. What it predicts only ranks what a trial measures.
@@ -20,9 +20,15 @@ ENOUGH = 0.03
 
 @dataclass(frozen=True)
 class LoaderPlan:
-    """A loader. made_ns: times of batches, as quantiles. between_ns: of the training from one batch to the next one
-    that it wants. receive_ns: of a batch in the process that trains. cpu_ns: processor time of a batch in a worker.
-    cores: that all of them share; 0 for any number."""
+    """A loader, with times in nanoseconds.
+
+    made_ns: times of batches, as quantiles. between_ns: of the training from one batch to the next one that it wants.
+    receive_ns: of a batch in the thread that trains. pin_ns: of a batch in the thread that receives and pins, 0 without
+    one. send_ns: of a batch in the pipe that all workers share. cpu_ns: processor time of a batch in a worker. cores:
+    that all of them share; 0 for any number. start_ns: from the begin of a pass to its first batch with new workers,
+    where `pass_batches` are a pass; 0 if passes cost nothing. cached_ns: of a batch whose items are in memory; None if
+    that is not known.
+    """
 
     made_ns: Sequence[float]
     between_ns: float
@@ -30,8 +36,14 @@ class LoaderPlan:
     prefetch: int = PREFETCH
     in_order: bool = True
     receive_ns: float = 0.0
+    pin_ns: float = 0.0
+    send_ns: float = 0.0
     cpu_ns: float = 0.0
     cores: float = 0.0
+    persistent: bool = True
+    start_ns: float = 0.0
+    pass_batches: float = 0.0
+    cached_ns: float | None = None
 
     def with_settings(self, sets: Sequence[str]) -> LoaderPlan | None:
         """With settings such as "loader.workers=4"; None if one of them cannot be played."""
@@ -44,23 +56,31 @@ class LoaderPlan:
                 found = replace(found, prefetch=PREFETCH if value == "none" else int(value))
             elif name == "loader.in_order":
                 found = replace(found, in_order=value != "false")
-            elif name != "loader.persistent":
+            elif name == "loader.persistent":
+                found = replace(found, persistent=value != "false")
+            elif name == "loader.cache" and value == "true" and found.cached_ns is not None:
+                found = replace(found, made_ns=[found.cached_ns], cpu_ns=found.cached_ns)
+            else:
                 return None
         return found
 
 
 def batch_ns(plan: LoaderPlan) -> float:
-    """Nanoseconds from one batch to the next."""
+    """Nanoseconds from one batch to the next, with the part of each that begins a pass."""
     service = _mixed(plan.made_ns)
     if not service:
         return plan.between_ns
     mean = sum(service) / len(service)
     if not plan.workers:
         return plan.between_ns + mean
-    played = _play(plan, service)
+    played = max(_play(plan, service), plan.pin_ns, plan.send_ns)
     if plan.cores:
         # The training has one core, or what it needs of it.
         played = max(played, (plan.cpu_ns + plan.between_ns) / plan.cores)
+    if plan.start_ns and plan.pass_batches:
+        # Workers that are there already make the first batch of a pass like any other.
+        begins = min(plan.start_ns, mean) if plan.persistent else plan.start_ns
+        played += begins / plan.pass_batches
     return played
 
 
@@ -84,8 +104,9 @@ def _mixed(quantiles: Sequence[float]) -> list[float]:
 
 def _play(plan: LoaderPlan, service: list[float]) -> float:
     free, tasks = [0.0] * plan.workers, [0] * plan.workers
-    ready: dict[int, tuple[float, int]] = {}
-    arrived: list[tuple[float, int, int]] = []
+    # Batches in the pipe: when they came, their numbers and workers; and those that were received before their turn.
+    arriving: list[tuple[float, int, int]] = []
+    waiting: dict[int, int] = {}
     sent = turn = 0
     now = begin = 0.0
 
@@ -98,9 +119,7 @@ def _play(plan: LoaderPlan, service: list[float]) -> float:
                 break
         free[worker] = max(free[worker], now) + service[sent % len(service)]
         tasks[worker] += 1
-        ready[sent] = free[worker], worker
-        if not plan.in_order:
-            heapq.heappush(arrived, (free[worker], sent, worker))
+        heapq.heappush(arriving, (free[worker] + plan.pin_ns, sent, worker))
         sent += 1
 
     for _ in range(plan.prefetch * plan.workers):
@@ -108,13 +127,12 @@ def _play(plan: LoaderPlan, service: list[float]) -> float:
     for taken in range(BATCHES):
         if taken == FIRST:
             begin = now
-        if plan.in_order:
-            at, worker = ready.pop(taken)
-        else:
-            at, number, worker = heapq.heappop(arrived)
-            del ready[number]
-        tasks[worker] -= 1
-        now = max(now, at) + plan.receive_ns
+        while taken not in waiting:
+            at, number, worker = heapq.heappop(arriving)
+            now = max(now, at) + plan.receive_ns
+            # In any order, the first one that comes is the next one.
+            waiting[number if plan.in_order else taken] = worker
+        tasks[waiting.pop(taken)] -= 1
         give()
         now += plan.between_ns
     return (now - begin) / (BATCHES - FIRST)

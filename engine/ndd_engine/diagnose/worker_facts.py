@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
+from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.worker_events import WorkerFigures, WorkerFunction, WorkersEvent
 from ndd_engine.text import counted, number, percent, printable, size, span, times
 from ndd_watch.changes import MOST_WORKERS, PREFETCH
+from ndd_watch.mapped import FIRST_BATCH
 
-from .data_facts import in_host_memory, off_device
+from .data_facts import any_order, further_ahead, in_host_memory, off_device, untold_cache
 from .finding import Change, Evidence
 from .loader_plan import LoaderPlan, batch_ns, enough
 from .view import CONFIG, PROFILER, View, place
@@ -29,9 +32,12 @@ SENDING, UNEVEN, SLOWER = 0.5, 10.0, 1.7
 FAULT_NS, TOUCHING = 250.0, 0.1
 # A change that is predicted to bring less comes after all others.
 LITTLE = 0.03
+# Receiving a batch, or waiting behind an earlier one, is told from this part of the time of a batch on.
+RECEIVING = 0.1
 DOES = {
     "computes": "computing", "storage": "in files", "lock": "waiting for a lock", "sleeps": "sleeping",
     "connection": "waiting for a connection", "pickle": "pickling", "waits": "waiting, as for storage",
+    "touches": "touching memory for the first time",
 }  # fmt: skip
 
 
@@ -95,7 +101,7 @@ def evidence(view: View) -> list[Evidence]:
     faults = [worker.faults for worker in workers if worker.faults is not None]
     if faults and FAULT_NS * max(faults) >= TOUCHING * made:
         told.append(f"a batch touches {number(round(max(faults)))} pages of memory for the first time")
-    return [Evidence(text, INSIDE) for text in told]
+    return [*(Evidence(text, INSIDE) for text in told), *received(view)]
 
 
 def uneven_items(workers: Sequence[WorkerFigures]) -> str:
@@ -124,13 +130,55 @@ def plan_of(view: View) -> LoaderPlan | None:
     found = inside(view)
     if found is None or not found.batch_quantiles_ns or view.step_ns <= 0:
         return None
-    micro = max(view.micro_steps, 1.0)
+    micro, workers, totals = max(view.micro_steps, 1.0), found.workers, view.snapshot.totals
+    count = len(workers)
+    sends = [worker.pickle_ns + worker.send_ns for worker in workers]
+    collates = [worker.collate_ns for worker in workers if worker.collate_ns is not None]
+    receive_ns, pin_ns = received_ns(view)
+    pinned = pin_ns > 0
+    passes = max(totals.passes, 1)
     return LoaderPlan(
-        found.batch_quantiles_ns, max(view.step_ns - view.wait.ns, 1.0) / micro, view.workers,
+        # Another thread of a worker pickles and sends: the slower of the two limits the worker.
+        [max(made, sum(sends) / count) for made in found.batch_quantiles_ns],
+        max(view.step_ns - view.wait.ns, 1.0) / micro, view.workers,
         view.whole("loader.prefetch") or PREFETCH, view.get("loader.in_order") is not False,
-        cpu_ns=sum(worker.cpu_ns for worker in found.workers) / len(found.workers),
-        cores=float(view.whole_cores or 0),
+        0.0 if pinned else receive_ns, receive_ns + pin_ns if pinned else 0.0,
+        sum(worker.send_ns for worker in workers) / count, sum(worker.cpu_ns for worker in workers) / count,
+        float(view.whole_cores or 0), view.get("loader.persistent") is not False,
+        totals.phases.get(FIRST_BATCH, 0) / passes, totals.steps * micro / passes if totals.passes else 0.0,
+        sum(collates) / len(collates) if collates else None,
     )  # fmt: skip
+
+
+def received_ns(view: View) -> tuple[float, float]:
+    """Nanoseconds of a batch: receiving it, and pinning it; 0 where no batch was seen."""
+    found = view.snapshot.totals.received
+    batches = max(found.get("batches", 0), 1)
+    return found.get("receive_ns", 0) / batches, found.get("pin_ns", 0) / batches
+
+
+def received(view: View) -> list[Evidence]:
+    """What the process that trains does with batches of workers.
+
+    Waiting behind an earlier batch is told with what another order is predicted to bring: it may be much less.
+    """
+    found, told = view.snapshot.totals.received, []
+    batches = found.get("batches", 0)
+    receive_ns, pin_ns = received_ns(view)
+    if not batches:
+        return []
+    each = view.step_ns / max(view.micro_steps, 1.0)
+    if receive_ns + pin_ns >= RECEIVING * each:
+        text = f"receiving a batch takes {span(receive_ns)}"
+        told.append(f"{text}, and pinning it {span(pin_ns)} in another thread" if pin_ns else text)
+    behind, plan = found.get("behind_ns", 0) / batches, plan_of(view)
+    if behind >= RECEIVING * each and plan is not None:
+        gain = batch_ns(plan) - batch_ns(replace(plan, in_order=False))
+        told.append(
+            f"for {span(behind)} a batch, the training waits while a later batch is ready; taking it at once "
+            f"is predicted to bring {span(max(gain, 0.0))}"
+        )
+    return [Evidence(text, "times of batches in the training process") for text in told]
 
 
 def ranked(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
@@ -142,6 +190,8 @@ def ranked(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
     plan = plan_of(view)
     if plan is None:
         return tuple(changes)
+    known = {change.sets for change in changes}
+    changes = [*changes, *(one for one in _further(view, plan, changes) if one.sets not in known)]
     found = inside(view)
     if found is not None and min(1 - worker.idle for worker in found.workers) > FULL:
         # Whatever they make first, they make no more.
@@ -150,7 +200,7 @@ def ranked(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
         ]
     now = batch_ns(plan)
     rows: list[tuple[float, Change]] = []
-    for change in (*changes, *_enough_workers(view, plan, changes)):
+    for change in changes:
         other = plan.with_settings(change.sets) if change.sets else None
         if other is None or other == plan:
             rows.append((LITTLE, change))
@@ -163,6 +213,41 @@ def ranked(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
     return tuple(change for _, change in sorted(rows, key=lambda row: -row[0]))
 
 
+def _further(view: View, plan: LoaderPlan, changes: Sequence[Change]) -> list[Change]:
+    """Changes beside these that are predicted to gain."""
+    found = (further_ahead(view), any_order(view), _persistent(view, plan))
+    gaining = [
+        change
+        for change in found
+        if change is not None
+        and (other := plan.with_settings(change.sets)) is not None
+        and batch_ns(plan) >= (1 + LITTLE) * batch_ns(other)
+    ]
+    return [*gaining, *_enough_workers(view, plan, changes)]
+
+
+def _persistent(view: View, plan: LoaderPlan) -> Change | None:
+    if plan.persistent or not plan.start_ns:
+        return None
+    return Change("keep workers between epochs", ("loader.persistent=true",), view.loader_place)
+
+
+def predictions(view: View) -> list[tuple[Change, float]]:
+    """(change, predicted nanoseconds of a batch) of each change of the loader that can be played, the best first."""
+    plan = plan_of(view)
+    if plan is None:
+        return []
+    more = Change("", (f"loader.workers={min(enough(plan), MOST_WORKERS)}",))
+    fewer = Change("", (f"loader.workers={max(plan.workers - 1, 0)}",))
+    each = (more, fewer, further_ahead(view), any_order(view), _persistent(view, plan), untold_cache(view))
+    rows: dict[tuple[str, ...], tuple[Change, float]] = {}
+    for change in each:
+        other = None if change is None else plan.with_settings(change.sets)
+        if change is not None and other is not None and other != plan:
+            rows[change.sets] = change, batch_ns(other)
+    return sorted(rows.values(), key=lambda row: row[1])
+
+
 def _enough_workers(view: View, plan: LoaderPlan, changes: Sequence[Change]) -> list[Change]:
     """A change to as many workers as are enough, unless one to more workers is there, or they would bring little."""
     if any((found := plan.with_settings(change.sets)) and found.workers > plan.workers for change in changes):
@@ -173,6 +258,14 @@ def _enough_workers(view: View, plan: LoaderPlan, changes: Sequence[Change]) -> 
         return []
     text = f"load with {counted(count, 'worker')}{in_host_memory(view)}"
     return [Change(text, (f"loader.workers={count}", *off_device(view)), view.loader_place)]
+
+
+def workers_figures(snapshot: Snapshot) -> dict[str, Any] | None:
+    """What is known of workers as JSON values; None without any."""
+    if snapshot.workers is None:
+        return None
+    predicted = [{"sets": change.sets, "batch_ns": each} for change, each in predictions(View(snapshot))]
+    return {**asdict(snapshot.workers), "received": dict(snapshot.totals.received), "predicted": predicted}
 
 
 def needed(view: View) -> Evidence | None:

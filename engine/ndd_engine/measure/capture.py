@@ -31,11 +31,11 @@ from ndd_engine.record.events import PHASES, FunctionsEvent, KernelsEvent, MarkE
 from ndd_engine.record.figures import capture_text
 from ndd_engine.text import printable
 from ndd_watch import clock as phase
-from ndd_watch.captures import Capture
+from ndd_watch.captures import EVERY_NS, FEW_NS, FIRST_NS, MOST_STEP_NS, Capture, has_room
 from ndd_watch.clock import NEVER, PhaseClock
 from ndd_watch.collecting import Collecting
 from ndd_watch.looks import Looks, own, product, short
-from ndd_watch.profiler import ANOTHER, Asides, StepProfiler
+from ndd_watch.profiler import ANOTHER, Allowance, Asides, StepProfiler
 from ndd_watch.slowing import Sizes, Slowing
 
 from .close_looks import CloseLooks
@@ -54,7 +54,8 @@ class FunctionProfiles:
 
     It is recorded through the reporter. due_ns: call `begin` before a step that starts at or after this time of the
     reporter's clock. settled: returns False while the way the steps run may still change (a CUDA graph is not captured
-    yet). counted: counts what may grow in the model and its optimizers. looks: what is done without need.
+    yet). counted: counts what may grow in the model and its optimizers. looks: what is done without need. allowance: of
+    these and other closer looks. captures: hears of windows that end, too.
     """
 
     def __init__(
@@ -64,14 +65,17 @@ class FunctionProfiles:
         settled: Callable[[], bool] = lambda: True,
         counted: Callable[[Sizes], None] = lambda sizes: None,
         looks: CloseLooks | None = None,
+        allowance: Allowance | None = None,
+        captures: Callable[[int], None] = lambda step_ns: None,
     ) -> None:
         self.due_ns = NEVER
+        self._allowance, self._captures, self._usual_ns = allowance, captures, 0
         self._counted, self._slowing, self._looks = counted, Slowing(), looks
         reporter.paced = self._paced
         self._reporter, self._clock, self._settled = reporter, reporter.clock, settled
         self._every_ns = round(every_s * 1e9)
         self._profiler = StepProfiler(own, product())
-        self._next_step = 0
+        self._next_step = self._begun = 0
         # Whether the present step is profiled.
         self.active = False
         self._reported = False
@@ -93,6 +97,7 @@ class FunctionProfiles:
             return
         self._reporter.window(step)
         self._reporter.profiled = self.active = True
+        self._begun = self._clock.now()
         self._sizes = Sizes(Looks(torch))
         try:
             reason = self._profiler.begin()
@@ -116,6 +121,8 @@ class FunctionProfiles:
         except Exception as error:  # noqa: BLE001
             self._skip(step, said(error))
             return
+        if self._allowance is not None and self._usual_ns:
+            self._allowance.add(self._clock.now() - self._begun - self._usual_ns)
         self._close_window(step)
         if not found["wall_ns"]:
             self._tell(step, "another profiler began within the profiled step")
@@ -205,12 +212,18 @@ class FunctionProfiles:
 
     def _paced(self, step_ns: int) -> None:
         """A window has ended, with this usual time of a step."""
+        self._usual_ns = step_ns
+        self._captures(step_ns)
         news = self._looks is not None and self._looks.news
         if self._every_ns and (self._slowing.worth_a_look(step_ns) or news):
-            self.due_ns = self._clock.now()
+            self.due_ns = self._within(self._clock.now())
 
     def _wait(self) -> None:
-        self.due_ns = self._clock.now() + self._every_ns
+        self.due_ns = self._within(self._clock.now() + self._every_ns)
+
+    def _within(self, t: int) -> int:
+        """When a look that is due at t is within the allowance."""
+        return t if self._allowance is None else max(t, self._allowance.due(self._clock.now()))
 
     def _skip(self, step: int, reason: str) -> None:
         self.close()
@@ -425,7 +438,8 @@ class CaptureSchedule:
 
     next: call `look` once this step is done. The loop compares one number a step and does nothing else.
     settled: returns False while the way the steps run may still change (a CUDA graph is not captured yet). model: to
-    attribute the time to its modules, if the steps call them.
+    attribute the time to its modules, if the steps call them. allowance: of all closer looks; with it, a few steps an
+    hour are captured by themselves, as in a script.
     """
 
     def __init__(
@@ -434,6 +448,7 @@ class CaptureSchedule:
         plan: CapturePlan,
         settled: Callable[[], bool] = lambda: True,
         model: nn.Module | None = None,
+        allowance: Allowance | None = None,
     ) -> None:
         self.next = NEVER
         self._settled, self._reporter = settled, reporter
@@ -442,6 +457,10 @@ class CaptureSchedule:
         self.trace, self._graphs = plan.trace, plan.cuda_graphs
         self._recording: ProfilerCapture | None = None
         self._model = None if model is None or runs_compiled(model) else model
+        # Of captures by themselves: when the next one is due, 0 before that is known; when the present one began, 0 if
+        # somebody has asked for it; and the usual time of a step.
+        self._allowance = allowance if self._model is not None and EVERY_NS and not plan.every_steps else None
+        self._due = self._began = self._usual_ns = 0
 
     def begin(self, step: int, total_steps: int) -> None:
         """Training begins at `step` optimizer steps."""
@@ -452,6 +471,19 @@ class CaptureSchedule:
     def ask(self, step: int) -> None:
         """Request a capture as soon as possible."""
         self.next = min(self.next, step)
+        self._began = 0
+
+    def paced(self, step_ns: int) -> None:
+        """A window has ended, with this usual time of a step, 0 if it is unknown: is a capture by itself due?"""
+        allowance, now = self._allowance, self._clock.now()
+        if allowance is None or self._recording is not None or not 0 < step_ns <= MOST_STEP_NS:
+            return
+        if not self._due:
+            self._due = now + min(FIRST_NS, EVERY_NS)
+        elif self.next == NEVER and now >= max(self._due, allowance.due(now)):
+            self._due = now + EVERY_NS
+            if has_room(torch, self._reporter.losses.device):
+                self.next, self._began, self._usual_ns = 0, now, step_ns
 
     def look(self, step: int, room: int) -> None:
         """Start, continue or end a capture after a step.
@@ -464,13 +496,15 @@ class CaptureSchedule:
             if not self._settled():
                 self.next = step + 1
             elif room > 0:
-                self._start(step, warm=room > 1)
+                on_gpu = self._reporter.losses.device.type == "cuda"
+                self._start(step, warm=room > 1 and (on_gpu or not self._began))
             return
         if recording.begin_ns is None:
             recording.begin()
         else:
             recording.step_ended()
-        if room < 1 or recording.measured >= self._steps or recording.measured_ns >= LONG_NS:
+        wanted = 1 if self._began and self._usual_ns > FEW_NS else self._steps
+        if room < 1 or recording.measured >= wanted or recording.measured_ns >= LONG_NS:
             self.finish(step)
 
     def finish(self, step: int) -> None:
@@ -487,6 +521,9 @@ class CaptureSchedule:
         except Exception as error:  # noqa: BLE001  the run continues without the profiler
             self._give_up(step, error)
         self._drop(step)
+        if self._began and recording.measured and self._allowance is not None:
+            self._allowance.add(self._clock.now() - self._began - recording.measured * self._usual_ns)
+            self._began = 0
 
     def close(self) -> None:
         """Drop the current capture, if any: an error may leave the loop in the middle of one."""
@@ -524,11 +561,12 @@ class CaptureSchedule:
 
     def _give_up(self, step: int, error: Exception) -> None:
         """Stop capturing periodically: it would fail again. A request still tries."""
-        self._every, self.next = 0, NEVER
-        self._put(MarkEvent("warning", step, f"the profiler capture failed: {_first_line(error)}"))
+        self._every, self.next, self._allowance = 0, NEVER, None
+        if not self._began:
+            self._put(MarkEvent("warning", step, f"the profiler capture failed: {_first_line(error)}"))
 
     def _tell(self, recording: ProfilerCapture, event: KernelsEvent) -> None:
-        if self.trace is not None:
+        if self.trace is not None and not self._began:
             try:
                 recording.export(self.trace)
                 event = replace(event, trace=str(self.trace))

@@ -340,7 +340,7 @@ class ProcessWatch:
             for death in children.look(subjects):
                 yield self._with_batch(death)
             if self._workers is not None:
-                seeds = [getattr(one, "loader_seed", 0) for one in subjects]
+                seeds = [seed for one in subjects for seed in getattr(one, "loader_seeds", ())]
                 yield from self._workers.look(seeds, subjects[0].steps)
         if subjects and (event := self.descriptors.look(subjects[0].pid, subjects[0].steps)) is not None:
             yield event
@@ -350,10 +350,10 @@ class ProcessWatch:
         """With what the worker was making, if it is known."""
         return death if self._workers is None else replace(death, doing=self._workers.told_of(death.pid))
 
-    def finish(self, step: int) -> Iterator[Event]:
-        """What is known at the end of the run."""
+    def finish(self, step: int, seeds: Sequence[int] = ()) -> Iterator[Event]:
+        """What is known at the end of the run. seeds: see `WorkerWatch.look`."""
         if self._workers is not None:
-            yield from self._workers.look((), step, final=True)
+            yield from self._workers.look(seeds, step, final=True)
 
     def close(self) -> None:
         """Watch no more."""

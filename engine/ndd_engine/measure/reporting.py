@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Protocol
 
 import torch
@@ -30,6 +31,8 @@ from ndd_watch.apart import Compilations
 from ndd_watch.clock import PhaseClock
 from ndd_watch.finite import Finite
 from ndd_watch.mapped import Heap, allocator
+from ndd_watch.probes import Probes
+from ndd_watch.receiving import Receiving
 from ndd_watch.slowing import Garbage
 
 from .process_watch import Children
@@ -190,6 +193,7 @@ class Reporter:
         self._gc_every_steps = gc_every_steps
         self._work, self._stepping = work, stepping
         self._watch: TrainerWatch | None = None
+        self._receiving, self._probes = Receiving(lambda: False), Probes()
         # Of this process, also after the end.
         self.children = Children()
         self._compilations, self._heap = Compilations(), Heap()
@@ -210,6 +214,11 @@ class Reporter:
         self.children = self._watch.children
         self._watch.start()
         self._compilations.take()
+        if workers is not None:
+            # It must not refer to this object: in a cycle, the loader's workers would outlive the run.
+            clock, me = self.clock, get_ident()
+            self._receiving = Receiving(lambda: clock.current.startswith("data_wait") and get_ident() == me)
+            self._receiving.install(self._probes)
         self.skip()
 
     def switch(self, gc_every_steps: int) -> None:
@@ -219,6 +228,7 @@ class Reporter:
     def end(self) -> None:
         """Stop measuring; call it however the loop ended."""
         self.garbage.end()
+        self._probes.remove()
         if self._watch is not None:
             self._watch.stop()
             # It refers to the loop: in a reference cycle with it, the loader's workers would outlive the run.
@@ -268,6 +278,7 @@ class Reporter:
             heap_bytes=self._heap.read(),
             kept_steps=self._stepping.kept_steps,
             passes=passes,
+            received=self._receiving.take(),
         )
         self.put(self.windowed(window, event))
         if not self.profiled:

@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ndd_engine.files import open_regular
-from ndd_engine.hardware.process_state import open_files, own_memory, state_of
+from ndd_engine.hardware.process_state import open_files, own_memory, state_of, waiting_of
 from ndd_engine.record.worker_events import WAITS, WorkerFigures, WorkerFunction, WorkersEvent
 from ndd_engine.text import printable
 from ndd_watch import sheet
 from ndd_watch.mapped import pss_bytes
 from ndd_watch.workers import EDGES, SLOWEST
 
+from .stalls import Standing, why
+
 # From one look at the files to the next, and between two events: the first ones soon, the later ones rarely.
-LOOK_S, TOLD_S = 1.0, (2.0, 5.0, 10.0, 20.0, 40.0)
+LOOK_S, TOLD_S = 0.5, (2.0, 5.0, 10.0, 20.0, 40.0)
 RARE_S = 60.0
 # Functions and transforms of an event, and quantiles of the times of batches.
 MOST_FUNCTIONS, MOST_TRANSFORMS, QUANTILES = 12, 16, 20
@@ -32,6 +34,9 @@ MOST_FUNCTIONS, MOST_TRANSFORMS, QUANTILES = 12, 16, 20
 LONG, LONG_S = 5.0, 2.0
 # The part of a batch's time that nothing explains up to which it is none.
 UNEXPLAINED = 0.05
+# Nanoseconds that the system takes for a page that is touched first, at most; and the part of computing from which on
+# it is told.
+MOST_FAULT_NS, LEAST_TOUCHED = 5000.0, 0.05
 _SUMMED = (
     "batches", "looked", "items", "split", "idle_ns", "fetch_ns", "collate_ns", "cpu_ns", "bytes", "sent", "pickle_ns",
     "blocked_ns", "send_ns", "start_ns", "first_ns",
@@ -78,10 +83,12 @@ class WorkerWatch:
         # Seeds of the iterators that the training has read; those of evaluations are others.
         self._seeds: set[int] = set()
         self._stream = False
+        # Process ids and batches of workers that take long, as they were told.
+        self._long: set[tuple[int, int]] = set()
 
     def look(self, seeds: Iterable[int], step: int, final: bool = False) -> Iterator[WorkersEvent]:
-        """What is to be recorded now. seeds: of the iterators that the training reads, 0 for unknown ones."""
-        self._seeds |= {seed for seed in seeds if seed}
+        """What is to be recorded now. seeds: of the newest iterators that the training has read, as far as known."""
+        self._seeds |= {*seeds}
         now = time.monotonic()
         if now < self._next and not final:
             return
@@ -89,7 +96,9 @@ class WorkerWatch:
         with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
             self._read()
         wait = TOLD_S[self._count] if self._count < len(TOLD_S) else RARE_S
-        if not self._places or (not final and now - (self._told or self._begun) < wait):
+        stuck = {(pid, batch) for pid in self._known if (batch := self._stuck(pid)) is not None}
+        news, self._long = not stuck <= self._long, stuck
+        if not self._places or not (final or news or now - (self._told or self._begun) >= wait):
             return
         event = self._event(step)
         if event is not None:
@@ -103,6 +112,20 @@ class WorkerWatch:
                 self._read()
         batch, begun, items = self._doing.get(pid, (0, 0, ""))
         return f"batch {batch} (items {printable(items)})" if begun and items else ""
+
+    def _stuck(self, pid: int) -> int | None:
+        """The batch that a worker has been making for unusually long; None if it has not."""
+        batch, begun, _ = self._doing.get(pid, (0, 0, ""))
+        report = self._known.get(pid)
+        if not begun or report is None:
+            return None
+        usual_ns = report.get("fetch_ns", 0) / max(report.get("looked", 0), 1)
+        return batch if time.perf_counter_ns() - begun > max(LONG * usual_ns, LONG_S * 1e9) else None
+
+    def _doing_long(self, pid: int) -> str:
+        batch, begun, items = self._doing[pid]
+        spent = (time.perf_counter_ns() - begun) * 1e-9
+        return f"batch {batch} for {spent:.0f} s (items {printable(items)}); it {_waits(pid)}"
 
     def _read(self) -> None:
         for path in self._folder.glob(f"*{sheet.SUFFIX}"):
@@ -180,11 +203,7 @@ class WorkerWatch:
         memory = own_memory(pid)
         faults, late = _faults(pid), _late(pid)
         read_bytes = _read_bytes(pid)
-        batch, begun, items = self._doing.get(pid, (0, 0, ""))
-        spent = time.perf_counter_ns() - begun if begun else 0
-        doing = ""
-        if spent > max(LONG * found.batch_ns, LONG_S * 1e9):
-            doing = f"batch {batch} for {spent * 1e-9:.0f} s (items {printable(items)})"
+        doing = self._doing_long(pid) if self._stuck(pid) is not None else ""
         known = {
             "pid": pid, "descriptors": open_files(pid), "private_bytes": None if memory is None else memory[0],
             "pss_bytes": pss_bytes(pid), "faults": None if faults is None else faults / batches,
@@ -194,18 +213,28 @@ class WorkerWatch:
         return {"doing": doing, **{name: value for name, value in known.items() if value is not None}}
 
 
+def _waits(pid: int) -> str:
+    """What a worker waits for, as Linux tells: "sleeps in time.sleep"; "computes" if it runs; "" if it is gone."""
+    state = state_of(pid)
+    if state is None or state.letter in "ZX":
+        return ""
+    return "computes" if state.letter == "R" else why(Standing(state, "", waiting_of(pid, pid))).words
+
+
 def functions_of(reports: Sequence[Report]) -> list[WorkerFunction]:
     """The functions of all profiles, the largest share first."""
-    wall_n = cpu_n = wall_ns = cpu_ns = late_ns = 0
+    wall_n = cpu_n = wall_ns = cpu_ns = late_ns = system_ns = faults = 0
     on_wall: dict[tuple[str, int, str], dict[str, float]] = {}
     of_cpu: dict[tuple[str, int, str], dict[str, float]] = {}
     whole: dict[tuple[str, int, str], int] = {}
     calls: dict[tuple[str, int, str], int] = {}
     for report in reports:
-        (count, wall, cpu, late), (other, *_) = report["profiles"]
+        (count, wall, cpu, late, *_), (other, *_) = report["profiles"]
         wall_n, cpu_n, wall_ns, cpu_ns, late_ns = (
             wall_n + count, cpu_n + other, wall_ns + wall, cpu_ns + cpu, late_ns + late,
         )  # fmt: skip
+        system_ns += sum(clock[4] for clock in report["profiles"])
+        faults += sum(clock[5] for clock in report["profiles"])
         for file, line, name, times, total, walls, cpus in report["functions"]:
             key = str(file), int(line), str(name)
             whole[key] = whole.get(key, 0) + int(total)
@@ -215,13 +244,16 @@ def functions_of(reports: Sequence[Report]) -> list[WorkerFunction]:
     spent: dict[tuple[str, int, str], dict[str, float]] = {key: {} for key in on_wall}
     blocked: dict[tuple[str, int, str], float] = {}
     named = 0.0
+    # A thread waits for a processor where it would compute, also within a call that reads a file.
+    computing = sum(ns for kinds in of_cpu.values() for ns in kinds.values()) / max(cpu_n, 1)
+    late = late_ns / max(wall_n, 1) / computing if computing else 0.0
     for key, kinds in spent.items():
         computes = 0.0
         for kind in {*on_wall[key], *of_cpu[key]}:
             wall = on_wall[key].get(kind, 0.0) / max(wall_n, 1)
             cpu = of_cpu[key].get(kind, 0.0) / max(cpu_n, 1)
             if kind in WAITS:
-                kinds[kind] = wall or cpu
+                kinds[kind] = max(wall - late * cpu, cpu)
                 named += kinds[kind]
             else:
                 kinds[kind] = cpu if cpu_n else wall
@@ -232,6 +264,7 @@ def functions_of(reports: Sequence[Report]) -> list[WorkerFunction]:
         total = max(sum(blocked.values()), 1.0)
         for key, ns in blocked.items():
             spent[key]["waits"] = spent[key].get("waits", 0.0) + rest * ns / total
+    _touches(spent, system_ns / max(wall_n + cpu_n, 1), faults / max(wall_n + cpu_n, 1))
     total = max(sum(sum(kinds.values()) for kinds in spent.values()), 1.0)
     rows = [
         (
@@ -242,6 +275,23 @@ def functions_of(reports: Sequence[Report]) -> list[WorkerFunction]:
         for key, kinds in spent.items()
     ]  # fmt: skip
     return sorted(rows, key=lambda row: -row[4])[:MOST_FUNCTIONS]
+
+
+def _touches(spent: Mapping[Any, dict[str, float]], system_ns: float, faults: float) -> None:
+    """Tell the time in which the system finds memory for pages that are touched first from that of computing.
+
+    system_ns, faults: of a batch. What the system does for files and connections has a kind already. The rest belongs
+    to all functions in proportion to what they compute: which one touched a page is not known.
+    """
+    computes = sum(kinds.get("computes", 0.0) for kinds in spent.values())
+    named = sum(kinds.get(kind, 0.0) for kinds in spent.values() for kind in ("storage", "connection"))
+    touched = min(max(system_ns - named, 0.0), faults * MOST_FAULT_NS, computes)
+    if not touched or touched < LEAST_TOUCHED * computes:
+        return
+    for kinds in spent.values():
+        if own := kinds.get("computes", 0.0):
+            kinds["touches"] = own * touched / computes
+            kinds["computes"] = own - kinds["touches"]
 
 
 def transforms_of(reports: Sequence[Report]) -> list[tuple[str, float]]:

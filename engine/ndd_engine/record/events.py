@@ -139,7 +139,9 @@ class WindowEvent(Event):
     skipped, the steps before the first of them. bad_loss: if its last losses are not finite, ["NaN" or "infinite",
     steps before the first loss that was seen so; of the finite ones before: steps before the last one, its value, and
     the lowest value; or null]. evaluations, checkpoints: of a script, after steps of this window; those of
-    other runs are marks.
+    other runs are marks. received: of batches that came from loader workers in steps that were timed by phase,
+    their number ("batches"), and sums: "behind_ns", waiting while another batch was ready that comes later in the
+    order; "receive_ns", reading them and making their tensors; "pin_ns", pinning them, in a thread of its own.
     """
 
     type: ClassVar[str] = "window"
@@ -175,6 +177,7 @@ class WindowEvent(Event):
     bad_loss: BadLoss | None = None
     evaluations: Count = 0
     checkpoints: Count = 0
+    received: dict[str, Count] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ class Totals:
     collections are not measured; gc_max_ns: the longest. evaluations, checkpoints, recompiles: number done. compile_ns,
     recompile_ns: time of torch's compiler, and the part of it that compiled a function again. kept_steps: the most
     steps whose autograd graphs existed at a time. passes: over the training data, that began after the first one.
+    received: see WindowEvent.
     """
 
     wall_ns: Count = 0
@@ -163,6 +164,7 @@ class Totals:
     recompile_ns: Count = 0
     kept_steps: Count = 0
     passes: Count = 0
+    received: dict[str, Count] = field(default_factory=dict)
 
     def share(self, phase: str) -> float:
         """Share of a phase in wall time, 0..1."""

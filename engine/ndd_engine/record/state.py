@@ -404,6 +404,8 @@ class RunState(Facts):
                 self.recent_ranks = self.recent_ranks[1:] or self.recent_ranks
         for name, figures in event.phases.items():
             totals.phases[name] = totals.phases.get(name, 0) + figures["host_ns"]
+        for name, count in event.received.items():
+            totals.received[name] = totals.received.get(name, 0) + count
         if event.gc_ns is not None:
             totals.gc_ns = (totals.gc_ns or 0) + event.gc_ns
             totals.gc_count += event.gc_count or 0
@@ -532,7 +534,8 @@ class RunState(Facts):
             shares = shares_across(shares, self.recent, ranks, self.recent_ranks)
             step_ns = ranks.step_ns
         facts = {item.name: getattr(self, item.name) for item in fields(Facts)}
-        facts["totals"] = replace(self.totals, phases=dict(self.totals.phases))
+        totals = self.totals
+        facts["totals"] = replace(totals, phases=dict(totals.phases), received=dict(totals.received))
         facts["not_finite"] = replace(self.not_finite)
         return Snapshot(
             **facts,

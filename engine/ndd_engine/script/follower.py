@@ -409,7 +409,8 @@ class Follower:
             self._put(death[0])
         if FULL.search(error) and (full := self._watch.descriptors.full(self.step)) is not None:
             self._put(full)
-        for event in self._watch.finish(self.step):
+        seeds = [seed for one in self._records.processes for seed in one.loader_seeds]
+        for event in self._watch.finish(self.step, seeds):
             self._put(event)
         self._watch.close()
         for event in self._ranks.finish():

@@ -152,9 +152,9 @@ class Process:
         return bool(self._reader.value(mapped.PAUSED))
 
     @property
-    def loader_seed(self) -> int:
-        """That of the iterator of a loader that the training reads, by which its workers are known; 0 before."""
-        return self._reader.value(mapped.SEED)
+    def loader_seeds(self) -> list[int]:
+        """Those of the newest iterators of a loader that the training has read, by which their workers are known."""
+        return [seed for seed in self._reader.values(mapped.SEEDS_AT, mapped.MOST_SEEDS) if seed]
 
     @property
     def thread(self) -> int:
@@ -218,7 +218,7 @@ class Process:
             "step": last["step"] + shown - self._shown, "steps": max(shown - self._shown, 0),
             "epoch_step": max(last["epoch_step"] + shown - self._shown, 0), "micro_steps": micro,
             "items": round(each * micro), "tokens": round(each * micro * tokens), "profiled": False,
-            "evaluations": 0, "checkpoints": 0, "timed": timed,
+            "evaluations": 0, "checkpoints": 0, "received": {}, "timed": timed,
             "passes": max(value(mapped.STARTS) - self._starts, 0),
             "skipped": max(value(mapped.SKIPPED) - self._skipped, 0),
             "wall_ns": sum(length >> 1 for length in self._reader.lengths(self._end, done)),

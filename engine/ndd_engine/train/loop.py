@@ -33,6 +33,7 @@ from ndd_watch.collecting import Collecting
 from ndd_watch.holders import Holders
 from ndd_watch.looks import Looks, own
 from ndd_watch.mapped import in_use
+from ndd_watch.profiler import Allowance
 
 from .checkpoint import CheckpointStore, Saved, last_good, unwritten
 from .checkpoint_state import changed, finite_buffers, layout, not_finite, random_state, unloadable
@@ -112,10 +113,12 @@ class Loop:
         graphs = speed.cuda_graph or speed.compile in ("reduce-overhead", "max-autotune")
         plan = CapturePlan(log.kernels_every, log.kernels_steps, trace, graphs)
         module = None if graphs or compiles else stepper.model
-        self.captures = CaptureSchedule(self.reporter, plan, stepper.settled, module)
+        allowance = Allowance(round(log.profile_every_s * 1e9)) if log.profile_every_s else None
+        self.captures = CaptureSchedule(self.reporter, plan, stepper.settled, module, allowance)
         self.functions = FunctionProfiles(
-            self.reporter, log.profile_every_s, stepper.settled, stepper.count, stepper.close_looks()
-        )
+            self.reporter, log.profile_every_s, stepper.settled, stepper.count, stepper.close_looks(), allowance,
+            self.captures.paced,
+        )  # fmt: skip
         self._holders = Holders(Looks(torch), own)
         self.functions.collect(
             Collecting(

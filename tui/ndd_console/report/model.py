@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from ndd_console.words.blocks import Block, Curves, Kind, Line, Point, Time
 from ndd_console.words.diagnosis import Diagnosis
 from ndd_engine.diagnose import Finding
+from ndd_engine.diagnose.worker_facts import workers_figures
 from ndd_engine.record import events
 from ndd_engine.record.event import ASIDES, ranks_figures
 from ndd_engine.record.events import WindowEvent
@@ -471,7 +472,7 @@ class Report:
             "phases_s": {name: value * 1e-9 for name, value in whole.host.items()},
             "measured_s": whole.wall_ns * 1e-9,
             "ranks": None if snapshot.ranks is None else ranks_figures(snapshot.ranks),
-            "workers": None if snapshot.workers is None else asdict(snapshot.workers),
+            "workers": workers_figures(snapshot),
             "idle": {"share": idle.share, "method": idle.method, "causes": dict(idle.causes)},
             "evaluations": [
                 {"step": at.step, "metrics": mark.data.get("metrics"), "seconds": mark.data.get("seconds")}

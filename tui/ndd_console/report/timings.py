@@ -9,7 +9,7 @@ from ndd_console.words.blocks import Block, Layer, NamedValues, Stack, Table, Te
 from ndd_console.words.diagnosis import METHODS, capture, colour, functions, idle_bars, stacks
 from ndd_console.words.finding import POTENTIAL_GAIN
 from ndd_console.words.run import on_gpu, phases_table, ranks_facts, rates, slowest, step_time, work_facts
-from ndd_console.words.workers import workers_blocks
+from ndd_console.words.workers import are_known, workers_blocks
 from ndd_engine.diagnose.process_rules import milliseconds
 from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import RunEvent
@@ -45,7 +45,7 @@ def phases(report: Report) -> list[Block]:
         code.append(functions(report.snapshot, data.functions))
     elif data.stacks is not None:
         code.append(stacks(data.stacks))
-    if report.snapshot.workers is not None:
+    if are_known(report.snapshot):
         code += workers_blocks(report.snapshot)
     series = (("p50", "median (p50)", "blue"), ("p95", "p95", "orange"), ("max", "max", "vermillion"))
     lines = [report.line(f"step_{key}_ns", name, tint, 1e-9) for key, name, tint in series]

@@ -21,6 +21,7 @@ from ndd_console.widgets.textual_private import paint_changes
 from ndd_console.words.diagnosis import Diagnosis
 from ndd_console.words.finding import first_command
 from ndd_console.words.stopping import RUN_STOPPING, SCRIPT_STOPPING, still_stopping
+from ndd_console.words.workers import are_known
 from ndd_engine.record.figures import obeyed
 from ndd_engine.record.snapshot import Snapshot
 
@@ -185,7 +186,7 @@ class LiveScreen(KeyScreen):
             case "ranks":
                 return snapshot.ranks is not None
             case "workers":
-                return snapshot.workers is not None
+                return are_known(snapshot)
             case "values":
                 return bool(snapshot.scalars) or snapshot.texts is not None
             case _:

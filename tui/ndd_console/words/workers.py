@@ -6,30 +6,41 @@ from collections.abc import Sequence
 
 from ndd_engine.diagnose.loader_plan import batch_ns, enough
 from ndd_engine.diagnose.view import View
-from ndd_engine.diagnose.worker_facts import does, evidence, plan_of
+from ndd_engine.diagnose.worker_facts import does, evidence, plan_of, predictions, received_ns
+from ndd_engine.record.figures import death_text
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.worker_events import WorkerFigures, WorkersEvent
-from ndd_engine.text import MISSING, counted, number, percent, size
+from ndd_engine.text import MISSING, counted, number, percent, size, times
 
-from .blocks import Bars, Block, NamedValues, Table, Text, ns
+from .blocks import Bars, Block, NamedValues, Table, Text, ns, safe
 
 _MOST_ITEMS = 8
+_WORKER = "loader worker"  # the begin of the name of a process
 NONE = "This run has no loader workers, or they have not made a few batches yet."
 _TIMES = (
     "Times are of a batch. Idle is waiting until a batch is wanted. Another thread pickles and sends a batch, beside "
     "the next one."
 )
+_PREDICTED = (
+    "The loader is played with the measured times. A trial decides: press t, or use `ndd-console try`."
+)
 _SHARES = "Share of the time of a batch, without other functions of the list. Whole batches were profiled."
+
+
+def are_known(snapshot: Snapshot) -> bool:
+    """Whether something is known of workers: what they told, or how they died."""
+    return snapshot.workers is not None or bool(ends_table(snapshot))
 
 
 def workers_blocks(snapshot: Snapshot) -> list[Block]:
     """All that is known from inside the workers."""
-    found = snapshot.workers
+    found, ends = snapshot.workers, ends_table(snapshot)
     if found is None or not found.workers:
-        return [Text(NONE, "note")]
+        return ends or [Text(NONE, "note")]
     view = View(snapshot)
     return [
-        busy_bars(found.workers), facts(view), times_table(found.workers), functions_table(found),
+        busy_bars(found.workers), facts(view), *ends, *predictions_table(view), times_table(found.workers),
+        functions_table(found),
         *transforms_table(found), items_table(found.workers), memory_table(found.workers),
     ]  # fmt: skip
 
@@ -50,17 +61,45 @@ def busy_bars(workers: Sequence[WorkerFigures]) -> Bars:
 
 def facts(view: View) -> NamedValues:
     """What stands out, and how many workers would be enough by the measured times."""
-    found, seen = view.snapshot.workers, evidence(view)
+    seen = evidence(view)
     rows = [("seen" if not index else "", one.text) for index, one in enumerate(seen)]
     if (plan := plan_of(view)) is not None:
         told = f"{counted(enough(plan), 'worker')} would be enough; a batch each {ns(batch_ns(plan))} with those of now"
         rows.append(("predicted", told))
-    doing = (
-        [(f"worker {one.number}", one.doing) for one in found.workers if one.doing]
-        if found is not None
-        else []
+    if batches := view.snapshot.totals.received.get("batches", 0):
+        receive_ns, pin_ns = received_ns(view)
+        behind = view.snapshot.totals.received.get("behind_ns", 0) / batches
+        pins = f", pinning it in another thread {ns(pin_ns)}" if pin_ns else ""
+        told = f"receiving a batch takes {ns(receive_ns)}{pins}; {ns(behind)} a batch a later one is ready"
+        rows.append(("training", told))
+    return NamedValues(tuple(rows))
+
+
+def ends_table(snapshot: Snapshot) -> list[Block]:
+    """Workers that hang, with what they wait for, and those that died; none without any."""
+    workers = () if snapshot.workers is None else snapshot.workers.workers
+    rows = [(f"worker {one.number} (pid {one.pid})", f"makes {one.doing}") for one in workers if one.doing]
+    if snapshot.stall is not None:
+        lines = [line.partition(", ") for line in snapshot.stall.processes if line.startswith(_WORKER)]
+        rows += [(safe(who), safe(does)) for who, _, does in lines]
+    deaths = [one for one in snapshot.deaths if one.name.startswith(_WORKER)]
+    rows += [(safe(f"{one.name} (pid {one.pid})"), death_text(one).partition(") ")[2]) for one in deaths]
+    title = "Workers that hang or died"
+    return [Table(title, ("worker", "what"), tuple(rows), frozenset(), wide=1)] if rows else []
+
+
+def predictions_table(view: View) -> list[Block]:
+    """What changes of the loader are predicted to bring; none without measured times."""
+    plan = plan_of(view)
+    if plan is None:
+        return []
+    now = batch_ns(plan)
+    rows = tuple(
+        (times(now / max(each, 1.0)), ns(each), ", ".join(change.sets)) for change, each in predictions(view)
     )
-    return NamedValues((*rows, *doing), warn=frozenset(name for name, _ in doing))
+    title = f"Predicted: settings of the loader, with a batch each {ns(now)} at present"
+    columns = "gain", "batch each", "setting"
+    return [Table(title, columns, rows, frozenset({0, 1}), _PREDICTED, wide=2)] if rows else []
 
 
 def times_table(workers: Sequence[WorkerFigures]) -> Table:
