@@ -320,6 +320,7 @@ class Emitter:
             timed |= {"cpu_ns": cpu - before, "rss_bytes": resident()}
         self._cpu = cpu
         profiled, steps.profiled = steps.profiled, False
+        left_out, steps.left_out = steps.left_out, 0
         for mark in self._compilations.take():
             self.mark(*mark[:2], **mark[2])
         self._once(_UNTIMED, clock.gpu.failed)
@@ -333,7 +334,7 @@ class Emitter:
             step_max_ns=None, phases={}, loss=None if newest is None else newest[1],
             last_loss=None if newest is None else [newest[0] + 1 + self._earlier, newest[1]], lr=_read(self._rate),
             **steps.garbage.take(), profiled=profiled, heap_bytes=self._heap.read(), kept_steps=kept, passes=passes,
-            loss_scale=_read(self._scale), **steps.finite.take(self._earlier), timed=timed,
+            loss_scale=_read(self._scale), **steps.finite.take(self._earlier), left_out=left_out, timed=timed,
         )  # fmt: skip
 
     def _items_of(self, micro: int) -> int:

@@ -49,7 +49,7 @@ from .clock import (
     rest,
     row,
 )
-from .finite import Finite
+from .finite import FEW_LOOKS, Finite
 from .looks import Looks, key_of, own_frame
 from .loops import Ends
 from .mapped import (
@@ -88,6 +88,8 @@ FEW_BACKWARDS = 8
 SILENT_BACKWARDS = 100
 # Of several optimizers, some of them compiled: zeroed gradients in a row without a step, after which they end steps.
 FEW_ZEROED = 3
+# Batches without a backward pass from which on a closer look tells whether their losses are not finite.
+SOME_LEFT_OUT = 3
 # Errors of ours in hooks that look, of which the last one ends the observation.
 MOST_MISSES = 3
 _GOLDEN = 0x9E3779B9
@@ -107,6 +109,8 @@ class Steps:
         self.backwards = 0
         # The model was called with gradients since a batch was read, in a step that is timed by phase.
         self.computed = False
+        # Batches of such steps that were computed and have no backward pass: since the last window, and all of them.
+        self.left_out = self.all_left_out = 0
         self.compiled = self.ends_known = False
         # The optimizers that were made, and the key of the only one that is left of them; 0 where there are others.
         self._made: list[weakref.ref[Any]] = []
@@ -421,6 +425,10 @@ class Steps:
         """The next batch was read, in a step that is timed by phase: whether the one before had a backward pass."""
         if self.computed and not self.backwards:
             S[LEFT] += 1
+            self.left_out += not self.studying  # such steps have no row
+            self.all_left_out += 1
+            if self.all_left_out >= SOME_LEFT_OUT:
+                self.finite.suspicious(FEW_LOOKS)
         self.computed = False
 
     def leave_out(self, ns: int) -> None:

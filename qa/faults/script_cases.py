@@ -72,6 +72,7 @@ FAULTS = (
     Fault("repeated-items", ("repeated-items",), (2, 4), "Stream.__iter__"),
     Fault("leak", ("leak",), (0.5, 1), "planted.py", seconds=GROWS_S),
     Fault("not-finite", ("not-finite",), (1, 4), "input x"),
+    Fault("leaves-out", ("not-finite",), (2, 8), "input x"),
     Fault("python-objects", ("worker-memory",), (4, 10)),
     Fault("evaluation-keeps", ("evaluation-memory", "evaluation"), (10, 40)),
     Fault("checkpoint-copies", ("checkpoint-memory", "checkpoint"), (20, 60)),

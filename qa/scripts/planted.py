@@ -33,7 +33,7 @@ SECONDS = float(os.environ.get("SCRIPT_S", "1e9"))
 # Faults of the loader; the other scripts take their batches without one.
 LOADED = (
     "slow-item", "slow-storage", "slow-collate", "slow-generator", "many-workers", "worker-restart", "iterator-restart",
-    "short-epochs", "repeated-items", "python-objects", "straggler", "skew", "exchange",
+    "short-epochs", "repeated-items", "python-objects", "leaves-out", "straggler", "skew", "exchange",
 )  # fmt: skip
 BATCH = 8 if FAULT == "exchange" and MS else 128
 LITTLE = 0.05  # milliseconds
@@ -64,7 +64,7 @@ def width() -> int:
 
 def damaged(x: Tensor, step: int) -> Tensor:
     """From a step on, one of so many batches lacks the values of a column."""
-    if planted("not-finite") and step >= 200 and step % int(MS) == 0:
+    if FAULT in ("not-finite", "leaves-out") and MS and step >= 200 and step % int(MS) == 0:
         return x.index_fill(1, torch.tensor([3]), float("nan"))
     return x
 
@@ -343,6 +343,10 @@ def main() -> None:
         optimizer.zero_grad()
         x = damaged(x, step)
         loss = nn.functional.mse_loss(model(augment(x)), y)
+        # The twin leaves out batches whose loss is finite.
+        if FAULT == "leaves-out" and (not loss.isfinite() or (MS == 0 and step % 3 == 0)):
+            step += 1
+            continue
         if FAULT == "denormals":
             loss = loss + tiny.sum() * (1e-20 if MS else 1.0)  # the squares of its gradients are denormal
         backward(scaler.scale(loss))

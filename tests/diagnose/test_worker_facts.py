@@ -89,3 +89,16 @@ def test_more_workers_are_proposed_where_they_wait_and_fewer_are_not() -> None:
     changes = found.named("data-wait").changes
     assert changes[0].sets[0].startswith("loader.workers=") and changes[0].sets[0] > "loader.workers=1"
     assert all(change.sets[:1] != ("loader.workers=0",) for change in changes)
+
+
+def test_where_workers_restart_keeping_them_comes_before_more_of_them() -> None:
+    sleeps = (*DECODE[:4], 0.9, 0.9, {"sleeps": 0.9})
+    one = told(workers=told().workers[:1], functions=[sleeps])
+    phases = {**healthy(data_wait=80.0), "data_wait/first_batch": 70.0}
+    found = script(
+        None, {"workers": 1, "persistent": False}, phases=phases, after={6: [one]}, host=cores(2.0, 1.9),
+        window={"passes": 2},
+    ).verdict()  # fmt: skip
+    assert found.cause == "worker-restart"
+    assert found.changes[0].sets == ("loader.persistent=true",)
+    assert not any("loader.workers" in one for change in found.changes for one in change.sets)

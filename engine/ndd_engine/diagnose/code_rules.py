@@ -187,6 +187,7 @@ RARE = (
     "see what the script does between groups of steps, such as a rollout, sampling or logging: do it for many items at "
     "once, or in processes of their own while the steps train"
 )
+RARELY = "do it every few steps only, if the training does not need it in each"
 _LOG_LESS = {
     "lightning": "call self.log every few steps only, as with if batch_idx % 50 == 0; "
     "enable_progress_bar=False or a larger refresh_rate for the progress bar",
@@ -452,7 +453,10 @@ def outside(view: View) -> Finding | None:
     # A loss that no module computes, a few small tensors: nothing that could be done is known.
     if not named and line is None and cost.share < UNNAMED:
         return None
-    if named:
+    whole = None if rare or (named and called[0].ns >= MOST_OF * cost.ns) else _contains(view)
+    if whole is not None:
+        title += f", most of it in {whole}"
+    elif named:
         title += f", {percent(called[0].share)} in {called[0].what} ({called[0].where})"
     draft = FindingDraft("user-code", title, cost)
     draft.add(taken(cost, "what is neither data, model nor optimizer takes"))
@@ -466,7 +470,9 @@ def outside(view: View) -> Finding | None:
     if found is not None and line is not None:
         draft.add(found.seen)
     known = next((text for name, text in _BESIDE.items() if named and name in called[0].function), None)
-    if known is not None:
+    if whole is not None:
+        draft.change(RARELY, where=whole)
+    elif known is not None:
         draft.change(known, where=called[0].where)
     elif rare and not named:
         draft.change(RARE, where=line)
@@ -476,9 +482,23 @@ def outside(view: View) -> Finding | None:
         elif named and called[0].calls > 1:
             text = f"do it for all at once, instead of {counted(called[0].calls, 'time')} in a step"
         else:
-            text = "do it every few steps only, if the training does not need it in each"
+            text = RARELY
         draft.change(text, where=called[0].where if named else line)
     return draft.done()
+
+
+def _contains(view: View) -> str | None:
+    """The user's innermost function with most of what the profiled step does outside all phases; None without one."""
+    found = view.snapshot.functions
+    if found is None:
+        return None
+    rows = [
+        (total, file, line, name)
+        for file, line, name, _, total, _, _, phase in found.functions
+        if phase == "other"
+        and MOST_OF * found.phases.get("other", 0) <= total <= found.phases.get("other", 0)
+    ]
+    return place(*min(rows)[1:]) if rows else None
 
 
 RULES = (slow_function, logging_calls, outside, own_saves)

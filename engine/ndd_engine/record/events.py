@@ -137,7 +137,8 @@ class WindowEvent(Event):
     skipping_since: if the last updates of the window were
     skipped, the steps before the first of them. bad_loss: if its last losses are not finite, ["NaN" or "infinite",
     steps before the first loss that was seen so; of the finite ones before: steps before the last one, its value, and
-    the lowest value; or null].
+    the lowest value; or null]. left_out: batches of a script that went through the model with gradients, and have no
+    backward pass; of the steps that were timed by phase.
     """
 
     type: ClassVar[str] = "window"
@@ -171,6 +172,7 @@ class WindowEvent(Event):
     first_skipped: Count | None = None
     skipping_since: Count | None = None
     bad_loss: BadLoss | None = None
+    left_out: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
