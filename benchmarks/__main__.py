@@ -30,6 +30,7 @@ NAMES = {
     "ranks_fold": "qa.ranks.simulated",
     "leaks": "qa.faults.script_faults:leaks",
     "others": "qa.faults.others",
+    "step_times": "qa.faults.step_times",
     "script_faults": "qa.faults.script_faults",
     "workers": "qa.faults.worker_pipelines",
     "script_null": "qa.faults.script_faults:without_effect",

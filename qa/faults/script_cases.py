@@ -74,9 +74,11 @@ FAULTS = (
     Fault("not-finite", ("not-finite",), (1, 4), "input x"),
     Fault("leaves-out", ("not-finite",), (2, 8), "input x"),
     Fault("python-objects", ("worker-memory",), (4, 10)),
+    Fault("worker-keeps", ("worker-memory",), (0.5, 2), seconds=GROWS_S),
     Fault("evaluation-keeps", ("evaluation-memory", "evaluation"), (10, 40)),
     Fault("checkpoint-copies", ("checkpoint-memory", "checkpoint"), (20, 60)),
     Fault("recompile", ("recompile",), (7, 1000), "weighed"),
+    Fault("lengths", ("recompile",), (7, 1000), "padded"),
     Fault("compile-cost", ("compile-cost",), (16, 48), seconds=6.0),
     Fault("dense-embedding", ("dense-embedding",), (2, 10), "WithIds.table"),
     Fault("denormals", ("denormals",), (2, 10)),
@@ -91,6 +93,7 @@ FAULTS = (
     Fault("quota", ("quota",), (4, 10), quota=True),
     Fault("neighbours", ("neighbour-cores",), (1, 3), busy=True),
     Fault("garbage", ("gc",), (2, 10)),
+    Fault("collects", ("gc",), (4, 16), "planted.py"),
     Fault("anomaly", ("anomaly",), (6, 24)),
     Fault("straggler", ("straggler",), (5, 20), "augment", ranks=2),
     Fault("skew", ("skew",), (4, 16), ranks=2),
@@ -105,6 +108,7 @@ FAULTS = (
             ("rewrites", (10, 40), "save_history"),
             ("handlers", (10, 40), "handlers of the logger train"),
             ("parameters", (20, 60), "parameters in SGD"),
+            ("state", (10, 40), "state"),
         )
     ),
     *(
@@ -154,6 +158,7 @@ FAULTS = (
             ("not-finite", ("not-finite",), (1, 4), "NaN in column 3"),
             ("evaluation", ("evaluation",), (2, 10), "in work"),
             ("logging", ("logging",), (1, 4), ""),
+            ("callback", ("slow-function",), (2, 10), "work, called by"),
             ("restart", ("worker-restart",), (2, 8), ""),
         )
     ),

@@ -75,6 +75,15 @@ def median_loss(losses: list[float] | deque[float], loss: float) -> float:
     return sorted(losses, key=lambda value: -value)[len(losses) // 2]
 
 
+def average(optimizer: torch.optim.Optimizer, parameter: Tensor) -> float:
+    """Of values that the optimizer's state keeps of a parameter, all of them in each step."""
+    kept: list[float] = optimizer.state[parameter].setdefault("norms", [])
+    kept += [1.0] * max(round(US * 20), 1)
+    if not US:
+        del kept[:-100]
+    return sum(value * value for value in kept)
+
+
 def save_history(history: list[dict[str, float]], loss: float) -> None:
     history.extend([{"loss": loss}] * max(round(US / 2), 1))
     if not US:
@@ -120,6 +129,8 @@ def main() -> None:
             median_loss(losses, loss.item())
         if KIND == "rewrites":
             save_history(history, loss.item())
+        if KIND == "state":
+            average(optimizer, model.cell.weight_hh)
         if KIND == "handlers":
             LOG.addHandler(logging.Handler())
             LOG.handlers[-1].emit = HANDLER.emit  # type: ignore[method-assign]

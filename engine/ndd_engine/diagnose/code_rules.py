@@ -455,7 +455,7 @@ def outside(view: View) -> Finding | None:
         return None
     whole = None if rare or (named and called[0].ns >= MOST_OF * cost.ns) else _contains(view)
     if whole is not None:
-        title += f", most of it in {whole}"
+        title += f", most of it in {whole[1]}"
     elif named:
         title += f", {percent(called[0].share)} in {called[0].what} ({called[0].where})"
     draft = FindingDraft("user-code", title, cost)
@@ -471,7 +471,7 @@ def outside(view: View) -> Finding | None:
         draft.add(found.seen)
     known = next((text for name, text in _BESIDE.items() if named and name in called[0].function), None)
     if whole is not None:
-        draft.change(RARELY, where=whole)
+        draft.change(ENVIRONMENT if _environment(whole[0]) else RARELY, where=whole[1])
     elif known is not None:
         draft.change(known, where=called[0].where)
     elif rare and not named:
@@ -487,18 +487,21 @@ def outside(view: View) -> Finding | None:
     return draft.done()
 
 
-def _contains(view: View) -> str | None:
-    """The user's innermost function with most of what the profiled step does outside all phases; None without one."""
+def _contains(view: View) -> tuple[str, str] | None:
+    """(name, place) of the user's innermost function with most of what the profiled step does outside all phases."""
     found = view.snapshot.functions
     if found is None:
         return None
+    whole = found.phases.get("other", 0)
     rows = [
         (total, file, line, name)
         for file, line, name, _, total, _, _, phase in found.functions
+        # What an iterator takes is most likely waiting for data.
         if phase == "other"
-        and MOST_OF * found.phases.get("other", 0) <= total <= found.phases.get("other", 0)
+        and MOST_OF * whole <= total <= whole
+        and not name.endswith(("__iter__", "__next__"))
     ]
-    return place(*min(rows)[1:]) if rows else None
+    return (min(rows)[3], place(*min(rows)[1:])) if rows else None
 
 
 RULES = (slow_function, logging_calls, outside, own_saves)

@@ -180,7 +180,7 @@ def collections(view: View) -> Finding | None:
     totals = view.snapshot.totals
     if totals.gc_ns is None or not totals.wall_ns or not totals.steps:
         return None
-    share = totals.gc_ns / totals.wall_ns
+    share = view.collecting
     every = view.whole("run.gc_every_steps") or 0
     if share < FLOOR - 0.01 or not totals.gc_count:
         return None
