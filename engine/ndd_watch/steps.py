@@ -361,7 +361,8 @@ class Steps:
         if self.studying or t > self.next_study:
             self.last_row = row.tolist()
         if self.studying:  # such a step is slower than the others
-            S[place] = 0
+            S[place] = S[LEFT] = 0
+            self.computed = False
             for phase, spent in enumerate(self.last_row):
                 rest[phase] += spent
         elif self.skip:

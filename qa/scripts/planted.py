@@ -65,7 +65,7 @@ def width() -> int:
 
 def damaged(x: Tensor, step: int) -> Tensor:
     """From a step on, one of so many batches lacks the values of a column."""
-    if FAULT in ("not-finite", "leaves-out") and MS and step >= 200 and step % int(MS) == 0:
+    if FAULT in ("not-finite", "leaves-out") and MS and step >= 50 and step % int(MS) == 0:
         return x.index_fill(1, torch.tensor([3]), float("nan"))
     return x
 
