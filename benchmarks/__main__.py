@@ -61,7 +61,7 @@ def main() -> int:
     parser.add_argument(
         "--real", type=int, default=0, metavar="N",
         help="intervals: also N real A/A trials over the five workloads, about a minute each; script_null, power: "
-        "N trials",
+        "N trials; trend: also N real runs at each rate, 15 minutes each",
     )  # fmt: skip
     parser.add_argument(
         "--keep",

@@ -2,14 +2,20 @@
 
 The step times are those that the observer has recorded of five scripts, see `qa.faults.step_times`. A series is made
 of pieces of one recording, and has a part that warms up, evaluations, and another program that comes and goes.
+
+With `--real N`, also N real runs that become slower at each of two rates, and twice as many that do not.
 """
 
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
 from qa.faults import step_times
+from qa.faults.script_cases import SLOWING
+from qa.faults.script_faults import observe
 
 from ndd_engine.diagnose.pace_rules import CLEAR, slowdown, unexplained
 from ndd_engine.record.events import WindowEvent
@@ -27,6 +33,8 @@ PIECE = (8, 30)
 AWAY, VISIT, SLOWER = 60.0, 25.0, 0.5
 NAMED, FALSE = 0.95, 0.01
 STEPS = 50  # of a window
+# Of real runs: percent a minute, and seconds of each.
+REAL_RATES, REAL_S = (2.0, 10.0), 900.0
 PHASES = {
     "data_wait": 0.05,
     "forward": 0.3,
@@ -59,7 +67,23 @@ def measure(options: Options) -> list[Table]:
     table.note(f"{count} series a cell; flat ones that were named: {accused} of {flat}{verdict}")
     spread = ", ".join(f"{name} {_spread(times):.0%}" for name, times in recorded.items())
     table.note(f"recorded steps vary (95th over 5th percentile of the windows, less 1) by {spread}")
-    return [table]
+    return [table, *([_real(options)] if options.real else [])]
+
+
+def _real(options: Options) -> Table:
+    """Real runs of a script whose steps take longer with each minute, by a rate or not at all."""
+    table = Table("trend: real runs", ("percent a minute", "runs", "called slower"))
+    seconds = options.seconds(REAL_S, REAL_S / 4, least=1.5)
+    for rate, runs in ((0.0, 2 * options.real), *((rate, options.real) for rate in REAL_RATES)):
+        named = 0
+        for number in range(runs):
+            say(f"trend: {rate:g} % a minute, real run {number + 1} of {runs}")
+            with TemporaryDirectory(prefix="ndd-trend-") as folder:
+                found = observe(Path(folder), SLOWING, "drifts", f"{rate:g}", seconds=seconds)
+            named += any(finding["cause"] == "slowing" for finding in found)
+        table.add(f"{rate:g}", str(runs), str(named))
+    table.note(f"each trains for {seconds:.0f} s")
+    return table
 
 
 def _named(chance: random.Random, times: list[float], windows: int, rate: float, count: int) -> int:

@@ -96,6 +96,14 @@ def test_time_outside_the_model_is_that_of_a_call_and_advice_is_one_that_helps_i
     assert "several environments" in world.changes[0].text and "few steps" not in world.changes[0].text
 
 
+def test_what_a_framework_does_within_fit_is_no_advice() -> None:
+    signature = called("_signature_from_callable", "", 7.0, "<module>", calls=2)
+    step = replace(profiled(), calls=[signature], phases={"other": 8 * MS})
+    for facts, advised in (({"obeys": ["checkpoint"]}, False), ({}, True)):
+        found = script(facts, phases=healthy(other=8.0), functions=step).named("user-code")
+        assert bool(found.changes) == advised and "_signature_from_callable" in found.title
+
+
 def test_time_outside_the_model_is_that_of_the_function_which_contains_most_of_it() -> None:
     small = called("Tensor.tolist", "torch", 2.0, calls=6)
     others = [

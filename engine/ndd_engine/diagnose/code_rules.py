@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePath
 
 from ndd_engine.record.event import Table
+from ndd_engine.record.figures import obeyed
 from ndd_engine.text import counted, number, percent, printable, span, times
 from ndd_watch.called import logs
 from ndd_watch.slowing import RETAINED_STEPS
@@ -476,7 +477,9 @@ def outside(view: View) -> Finding | None:
         draft.change(known, where=called[0].where)
     elif rare and not named:
         draft.change(RARE, where=line)
-    elif line is not None or (named and (called[0].library in ("", "torch") or environment)):
+    elif line is not None or (
+        named and _of_step(view, called[0]) and (called[0].library in ("", "torch") or environment)
+    ):
         if environment:
             text = ENVIRONMENT
         elif named and called[0].calls > 1:
@@ -485,6 +488,11 @@ def outside(view: View) -> Finding | None:
             text = RARELY
         draft.change(text, where=called[0].where if named else line)
     return draft.done()
+
+
+def _of_step(view: View, call: LibraryCall) -> bool:
+    """Whether a call is one of the user's loop or functions, rather than what a framework does within `fit`."""
+    return not obeyed(view.snapshot.run) or any(item.name == call.name for item in view.functions)
 
 
 def _contains(view: View) -> tuple[str, str] | None:
