@@ -182,6 +182,11 @@ class Origin:
             self.end()
         return goes_on
 
+    def left_out(self) -> None:
+        """A batch was left out: for another reason, where nothing was found in it, and then the look has its answer."""
+        if not self.found:
+            self._listening.end()
+
     def end(self) -> None:
         """End the look. Safe to call twice."""
         self._listening.end()

@@ -484,7 +484,8 @@ class Hooks:
         self.steps.first_ns += S[LAST] - self._ending
 
     def _has_read(self) -> None:
-        self.steps.read()
+        if self.steps.read() and self._origin.active:
+            self._origin.left_out()
         if self.passes.gave(sys._getframe(3)):
             self.steps.first_ns += S[LAST] - self._reading
 

@@ -422,15 +422,17 @@ class Steps:
                 self.aside_ns += spent
         self.first_ns = 0
 
-    def read(self) -> None:
-        """The next batch was read, in a step that is timed by phase: whether the one before had a backward pass."""
-        if self.computed and not self.backwards:
+    def read(self) -> bool:
+        """The next batch was read, in a step that is timed by phase. Returns whether the one before was left out."""
+        left_out = self.computed and not self.backwards
+        if left_out:
             S[LEFT] += 1
             self.left_out += not self.studying  # such steps have no row
             self.all_left_out += 1
             if self.all_left_out >= SOME_LEFT_OUT:
                 self.finite.suspicious(FEW_LOOKS)
         self.computed = False
+        return left_out
 
     def leave_out(self, ns: int) -> None:
         """A look within the step took this time, which is no part of it."""
