@@ -83,6 +83,8 @@ class Items(Dataset):  # type: ignore[type-arg]
     def __init__(self) -> None:
         # An epoch takes seconds: its workers start again with each one.
         count = BATCH * int(40 / MS) if planted("worker-restart") else 1 << 16
+        if FAULT == "worker-keeps":
+            count = BATCH * 40  # in the first pass, it may be a cache
         if planted("iterator-restart"):
             count = int(MS * (1 << 14))  # all of them are shuffled for each batch
         self.x, self.y = torch.randn(count, 64), torch.randn(count, 1)
@@ -349,7 +351,7 @@ def main() -> None:
         [[] for _ in range(each)] for _ in range(400_000 // each if each else 0)
     )
     if FAULT == "collects":  # whatever lives is looked at in each collection
-        parts.extend([[] for _ in range(1000)] for _ in range(int((MS or 4) * 50)))
+        parts.extend([[] for _ in range(1000)] for _ in range(int((MS or 1) * 50)))
     kept: deque[Tensor] | list[Tensor] = deque(maxlen=50) if is_twin("leak") else []
     board = Board()
     every = {"evaluate": 5 if MS else 400, "evaluate-joins": 50 if MS else 400}.get(FAULT)

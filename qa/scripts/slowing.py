@@ -81,9 +81,9 @@ def median_loss(losses: list[float] | deque[float], loss: float) -> float:
 def average(optimizer: torch.optim.Optimizer, parameter: Tensor) -> float:
     """Of values that the optimizer's state keeps of a parameter, all of them in each step."""
     kept: list[float] = optimizer.state[parameter].setdefault("norms", [])
-    kept += [1.0] * max(round(US * 20), 1)
+    kept += [1.0] * max(round(US * 20), 10)
     if not US:
-        del kept[:-100]
+        del kept[:-10]
     return sum(value * value for value in kept)
 
 
