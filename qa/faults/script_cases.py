@@ -134,6 +134,7 @@ FAULTS = (
     Fault("fork-lock", ("hang",), (1, 2), "__getitem__", script=HANGS),
     Fault("full-queue", ("hang",), (1, 2), "aside", script=HANGS),
     Fault("dead-process", ("hang",), (1, 2), "aside", script=HANGS),
+    Fault("dead-thread", ("hang",), (1, 2), "aside", script=HANGS),
     Fault("storage", ("hang",), (1, 2), "__getitem__", script=HANGS),
     Fault("collective", ("hang",), (1, 2), "main", ranks=2, script=HANGS),
     Fault("killed", ("died",), (20, 60), script=HANGS),
