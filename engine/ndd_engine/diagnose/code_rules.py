@@ -477,9 +477,9 @@ def outside(view: View) -> Finding | None:
         draft.change(known, where=called[0].where)
     elif rare and not named:
         draft.change(RARE, where=line)
-    elif line is not None or (
-        named and _of_step(view, called[0]) and (called[0].library in ("", "torch") or environment)
-    ):
+    elif named and not _of_step(view, called[0]):
+        pass  # nothing of it is the user's
+    elif line is not None or (named and (called[0].library in ("", "torch") or environment)):
         if environment:
             text = ENVIRONMENT
         elif named and called[0].calls > 1:
