@@ -30,6 +30,7 @@ NAMES = {
     "ranks_fold": "qa.ranks.simulated",
     "leaks": "qa.faults.script_faults:leaks",
     "others": "qa.faults.others",
+    "step_times": "qa.faults.step_times",
     "script_faults": "qa.faults.script_faults",
     "workers": "qa.faults.worker_pipelines",
     "script_null": "qa.faults.script_faults:without_effect",
@@ -60,7 +61,7 @@ def main() -> int:
     parser.add_argument(
         "--real", type=int, default=0, metavar="N",
         help="intervals: also N real A/A trials over the five workloads, about a minute each; script_null, power: "
-        "N trials",
+        "N trials; trend: also N real runs at each rate, 15 minutes each",
     )  # fmt: skip
     parser.add_argument(
         "--keep",

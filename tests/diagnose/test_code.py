@@ -96,6 +96,32 @@ def test_time_outside_the_model_is_that_of_a_call_and_advice_is_one_that_helps_i
     assert "several environments" in world.changes[0].text and "few steps" not in world.changes[0].text
 
 
+def test_what_a_framework_does_within_fit_is_no_advice() -> None:
+    signature = called("_signature_from_callable", "", 7.0, "<module>", calls=2)
+    step = replace(profiled(), calls=[signature], phases={"other": 8 * MS})
+    for facts, advised in (({"obeys": ["checkpoint"]}, False), ({}, True)):
+        found = script(facts, phases=healthy(other=8.0), functions=step).named("user-code")
+        assert bool(found.changes) == advised and "_signature_from_callable" in found.title
+
+
+def test_time_outside_the_model_is_that_of_the_function_which_contains_most_of_it() -> None:
+    small = called("Tensor.tolist", "torch", 2.0, calls=6)
+    others = [
+        ["/me/train.py", 5, name, 1, total, MS, "", "other"]
+        for name, total in (("main", 20 * MS), ("log", MS))
+    ]
+
+    def found(name: str = "Watch.on_batch_end", ms: float = 7.0) -> Finding:
+        row = ["/me/train.py", 9, name, 1, round(ms * MS), MS, "", "other"]
+        step = FunctionsEvent(100, 20 * MS, [*others, row], [])
+        return calling(8.0, small, functions=step).named("user-code")
+
+    assert found().title.endswith("most of it in train.py:9 in Watch.on_batch_end")
+    assert "every few steps" in found().changes[0].text
+    assert "several environments" in found("CartEnv.step").changes[0].text
+    assert "Tensor.tolist" in found("Source.__iter__").title and "Tensor.tolist" in found(ms=2.0).title
+
+
 def in_evaluation(*calls: Any, phase: str = "evaluate") -> Finding:
     inside = FunctionsEvent(100, 1000 * MS, [], calls=list(calls), inside=phase)
     after = {n: [beside(phase, 400, 20 * n + 20), *([inside] if n == 5 else [])] for n in range(12)}

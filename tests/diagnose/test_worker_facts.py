@@ -134,3 +134,16 @@ def test_each_setting_that_can_be_played_is_predicted() -> None:
     found = workers_figures(snapshot)
     assert found is not None
     assert {*found["predicted"][0]} == {"sets", "batch_ns"}
+
+
+def test_where_workers_restart_keeping_them_comes_before_more_of_them() -> None:
+    sleeps = (*DECODE[:4], 0.9, 0.9, {"sleeps": 0.9})
+    one = told(workers=told().workers[:1], functions=[sleeps])
+    phases = {**healthy(data_wait=80.0), "data_wait/first_batch": 70.0}
+    found = script(
+        None, {"workers": 1, "persistent": False}, phases=phases, after={6: [one]}, host=cores(2.0, 1.9),
+        window={"passes": 2},
+    ).verdict()  # fmt: skip
+    assert found.cause == "worker-restart"
+    assert found.changes[0].sets == ("loader.persistent=true",)
+    assert not any("loader.workers" in one for change in found.changes for one in change.sets)

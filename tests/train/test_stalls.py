@@ -91,6 +91,12 @@ CASES = [
     ),
     ("input", named(main=standing(TYPED, stack(ITEM))), ["input"], ""),
     ("input", named(main=standing(Waiting("poll"), stack(("cmdloop", f"{PYTHON}/pdb.py"), ITEM))), ["input"], ""),
+    (
+        "waits",
+        named(main=standing(FUTEX, stack(("wait", f"{PYTHON}/threading.py"), ("get", f"{PYTHON}/queue.py"), ITEM))),
+        ["another thread puts into a queue at train.py:11"],
+        "has ended with an error",
+    ),
     ("sleep", named(worker(Waiting("sleep"), ITEM)), ["sleeps in time.sleep at train.py:11"], ""),
     ("stopped", named(main=standing(FUTEX, None, letter="T")), ["stopped by a signal or a debugger"], ""),
 ]  # fmt: skip

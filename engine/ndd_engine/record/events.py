@@ -142,6 +142,8 @@ class WindowEvent(Event):
     other runs are marks. received: of batches that came from loader workers in steps that were timed by phase,
     their number ("batches"), and sums: "behind_ns", waiting while another batch was ready that comes later in the
     order; "receive_ns", reading them and making their tensors; "pin_ns", pinning them, in a thread of its own.
+    left_out: batches of a script that went through the model with gradients, and have no
+    backward pass; of the steps that were timed by phase.
     """
 
     type: ClassVar[str] = "window"
@@ -178,6 +180,7 @@ class WindowEvent(Event):
     evaluations: Count = 0
     checkpoints: Count = 0
     received: dict[str, Count] = field(default_factory=dict)
+    left_out: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

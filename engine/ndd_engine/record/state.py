@@ -420,6 +420,10 @@ class RunState(Facts):
         known.skipped += event.skipped
         known.since = event.skipping_since if event.steps else known.since
         known.loss = event.bad_loss
+        if event.left_out:
+            known.left_out += event.left_out * max(event.steps, 1) / max(event.timed_steps, 1)
+            if known.left_out_since is None:
+                known.left_out_since = event.step - event.steps
         if (scale := event.loss_scale) is not None:
             first, lowest = known.scales or (scale, scale)
             known.scales = first, min(lowest, scale)

@@ -499,7 +499,9 @@ class Trial:
     def _failed(self, error: SideFailedError) -> tuple[str, str]:
         if error.kind == "late":
             setup = self._sides.facts[error.index].prepare_s is None
-            why = f"setup took more than {self._budget.elapsed_s:.0f} s" if setup else str(error)
+            took = f"setup took more than {self._budget.elapsed_s:.0f} s"
+            # It has trained before: the script came to its end, or pairs of processes are compared.
+            why = took if setup else f"after a new start, {error}"
             return "inconclusive", f"{why}; raise --budget above {self.request.budget_s:g}"
         if error.kind == "ended":
             return "inconclusive", f"{error} before enough was measured; let it train for longer"
