@@ -19,13 +19,13 @@ from ndd_engine.errors import ConfigError, UsageError
 from ndd_engine.predict.budget import BudgetPlanner
 from ndd_engine.predict.estimate import HOST_GRANULE, ONE
 from ndd_engine.predict.step_probes import Prober
-from ndd_engine.predict.windows import Option, Windows, WindowTable
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.rehearsal import rehearse
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.factory_data import prepare
 from ndd_watch import recompute
+from ndd_watch.windows import Option, Windows, WindowTable
 
 CPU = torch.device("cpu")
 FACTORY = '''

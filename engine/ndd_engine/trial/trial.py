@@ -368,7 +368,7 @@ class Trial:
         try:
             return self._in_one_process()
         except SideFailedError as error:
-            if error.kind == "late" or (error.kind == "ended" and self._replicates.blocks):
+            if error.kind in ("late", "refused") or (error.kind == "ended" and self._replicates.blocks):
                 raise
             first = error
         # Processes of their own show which side fails, and may have enough memory.
@@ -505,7 +505,7 @@ class Trial:
             return "inconclusive", f"{why}; raise --budget above {self.request.budget_s:g}"
         if error.kind == "ended":
             return "inconclusive", f"{error} before enough was measured; let it train for longer"
-        if error.index == 0:
+        if error.index == 0 and error.kind != "refused":
             return "failed", f"the baseline itself fails: {error}"
         return ("out of memory" if error.kind == "oom" else "failed"), str(error)
 
