@@ -1,8 +1,8 @@
 """Blocks of a script's model that compute again in backward: given, or chosen for a memory budget.
 
 For a budget, steps of the script are the probe. One shows which blocks there are, one what each keeps, and one for each
-level what that saves. What is chosen counts only if the peak of a further step stays within the budget. On a GPU that is
-what torch reserves; on the CPU, the memory of the process and the tensors of the step. Its heap may hold a little more.
+level what that saves. What is chosen counts only if the peak of a further step stays within the budget. On a GPU that
+is what torch reserves; on the CPU, the process and the tensors of the step. Its heap may hold a little more.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class RefusedError(ValueError):
 
 
 def budget_bytes(budget: str) -> int | None:
-    """Bytes of a budget such as "8GB"; None for "auto"."""
-    found = re.fullmatch(r"([0-9.]+) ?(\w+)", budget)
+    """Bytes of a budget such as "8GB"; None for "auto" and for what is no size."""
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?) ?(MB|GB|MiB|GiB)", budget)
     return int(float(found[1]) * UNITS[found[2]]) if found else None
 
 

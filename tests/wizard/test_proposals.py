@@ -22,7 +22,7 @@ from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.estimate import Family, ItemCounts, Memory, StepTime, TimedBatch, Trace
 from ndd_engine.predict.probe_process import Probed, other_is_faster
 from ndd_engine.wizard import planner as planner_module
-from ndd_engine.wizard.planner import Planner, ProbedModel, Situation, proposals, unprobed_present
+from ndd_engine.wizard.planner import Planner, ProbedModel, Situation, proposals, tier_of, unprobed_present
 from ndd_engine.wizard.proposals import (
     KEPT,
     MOST_MICROS,
@@ -196,6 +196,35 @@ def test_a_larger_batch_is_recommended_only_while_it_pays() -> None:
     # On a slow host, 64 is far slower.
     slow = [row(64, 970, (0.05, 0.2)), row(256, 1000, (0.2, 0.4))]
     assert ranked(slow, Answers())[0].batch.micro == 256
+
+
+def test_a_larger_batch_has_to_leave_enough_steps_an_epoch() -> None:
+    def row(micro: int, items: int) -> Proposal:
+        return replace(
+            BASE, batch=Batch(micro, 1), step_s=0.1 + micro / 1e5, batch_times=micro / 32, memory_bytes=micro,
+            steps_per_epoch=items // micro,
+        )  # fmt: skip
+
+    micros = (16, 32, 64, 256, 1024)
+    # The largest batch is the fastest, but of little data it has one step an epoch.
+    assert ranked([row(micro, 1_000_000) for micro in micros], Answers())[0].batch.micro == 1024
+    assert ranked([row(micro, 1200) for micro in micros], Answers())[0].batch.micro == 32
+    assert ranked([row(1024, 1200)], Answers())  # nothing else is within the limits
+
+
+@pytest.mark.parametrize(("memory_gb", "hidden"), [(8.0, 224), (12.0, 256)])
+def test_size_auto_is_probed_as_it_trains_on_a_gpu_with_this_memory(memory_gb: float, hidden: int) -> None:
+    draft = read(None, ["run.device=cpu"], "summarise")
+    trains = draft.resolve("guide", memory_gb)
+    wanted = models(
+        trains, Answers(), ["guide"], ["off"], ["narrow", "guide"], tier=tier_of(draft, "guide", memory_gb)
+    )
+    sizes = [
+        read(None, ["run.device=cpu", *model.sets()], "summarise").resolve().workload for model in wanted
+    ]
+    assert sizes[0] == trains.workload and sizes[0].hidden == hidden
+    # Half of its sequence is the same model, and the size beside is as always.
+    assert [one.hidden for one in sizes] == [hidden, hidden, 192]
 
 
 def test_a_handful_differs_in_what_matters() -> None:

@@ -54,8 +54,10 @@ def ranked(proposals: Sequence[Proposal], answers: Answers) -> list[Proposal]:
     """Those that fit, are allowed and are no alternatives, best for the goal first.
 
     For throughput: of those within PAYS of the fastest, one that keeps the effective batch, then the smallest batch.
+    Those with too few steps an epoch count only if all have.
     """
     fitting = [one for one in proposals if one.fits and one.allowed and not one.alternative]
+    fitting = [one for one in fitting if one.enough_steps] or fitting
     known = [proposal for proposal in fitting if proposal.items_per_s is not None]
     lean: list[Proposal] = []
     if answers.goal == "low-memory" and known:

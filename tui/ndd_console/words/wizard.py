@@ -134,6 +134,7 @@ def about_text(proposal: Proposal) -> str:
 def label(proposal: Proposal) -> str:
     """ "guide 256, 64 x 2 bf16": model, batch and what sets it apart."""
     kind = "" if proposal.model.amp == "off" else f" {proposal.model.amp}"
+    kind += " recompute" if proposal.model.recomputes else ""
     times = f" x {proposal.batch.accumulation}" if proposal.batch.accumulation > 1 else ""
     if proposal.present:
         kind += ", present"
@@ -225,7 +226,8 @@ def model_text(proposal: Proposal) -> str:
     """ "guide 512 bf16": what needs a probe of its own, and several ranks."""
     parts = [proposal.model.size or "", str(proposal.model.sequence) if proposal.tokens_per_item else ""]
     ranks = f"{_ranks(proposal)} ranks" if proposal.layout.ranks > 1 else ""
-    return " ".join(filter(None, (*parts, proposal.model.precision, ranks)))
+    again = "recompute" if proposal.model.recomputes else ""
+    return " ".join(filter(None, (*parts, proposal.model.precision, again, ranks)))
 
 
 def leaves_text(proposal: Proposal) -> str:
