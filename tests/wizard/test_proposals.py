@@ -201,7 +201,7 @@ def test_a_larger_batch_is_recommended_only_while_it_pays() -> None:
 def test_a_larger_batch_has_to_leave_enough_steps_an_epoch() -> None:
     def row(micro: int, items: int) -> Proposal:
         return replace(
-            BASE, batch=Batch(micro, 1), step_s=0.1 + micro / 1e5, batch_times=micro / 32, memory_bytes=micro,
+            BASE, batch=Batch(micro, 1), step_s=0.1 + micro / 1e5, batch_times=micro / 32, memory_bytes=1,
             steps_per_epoch=items // micro,
         )  # fmt: skip
 
@@ -493,7 +493,11 @@ def proposed(
         probed.append(layout)
         share = layout.ranks if layout.strategy == "fsdp2" else 1
         points = tuple(TimedBatch(micro, micro * 1e-3, 1e-4, 0.0) for micro in (4, 8))
-        found = Probed(1000, 64.0, memory(whole_mib // share, 10), StepTime(points, 0.0, on_gpu=True))
+        budget = config.memory.budget
+        found = Probed(
+            1000, 64.0, memory(whole_mib // share, 2 if budget else 10), StepTime(points, 0.0, on_gpu=True),
+            recomputes="3 of 4 blocks compute again" if budget else "",
+        )  # fmt: skip
         return {"probed": asdict(found)}
 
     planner = Planner(answers, lambda *_: None, threading.Event())
@@ -521,6 +525,21 @@ def test_one_gpu_changes_nothing() -> None:
     assert {one.layout for one in found.rows} == {Layout()}
     assert to_verify(found, answers)
     assert "parallel" not in written(answers, found.situation, best(found, answers))
+
+
+@pytest.mark.parametrize("whole_mib", [100, 900])
+def test_a_batch_that_does_not_fit_has_a_row_with_blocks_that_compute_again(whole_mib: int) -> None:
+    """16 items take 160 MiB of 1,000, and 32 MiB where blocks compute again."""
+    found, probed, answers = proposed(gpus_of("A"), whole_mib)
+    again = [one for one in found.rows if one.model.recomputes]
+    assert len(probed) == (2 if again else 1) and bool(again) == (whole_mib == 900)
+    for one in again:
+        assert one.fits and "3 of 4 blocks compute again" in one.cost
+    if again:
+        whole = next(one for one in again if one.batch.micro == 16)
+        text = written(answers, found.situation, whole)
+        assert tomli.loads(text)["memory"] == {"budget": f"{found.situation.free_bytes // 10**6}MB"}
+        assert any(one.model.recomputes for one in handful(found.rows, answers))
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])

@@ -106,6 +106,9 @@ def test_the_memory_is_that_of_the_configured_device(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ndd_engine.wizard.planner.free_memory", lambda: 3 << 30)
     answers = Answers(workload="chartext", sets=SMALL)
     assert prepared(monkeypatch, answers, free_bytes=80 << 30).free_bytes == pytest.approx(0.92 * (3 << 30))
+    # Of a budget nothing is kept free.
+    limited = replace(answers, budget_memory="2 GiB")
+    assert prepared(monkeypatch, limited, free_bytes=80 << 30).free_bytes == 2 << 30
     # NVML may not list a GPU, nor report its memory: the process of the probes asks CUDA.
     gpu = {"device": "cuda:0", "device_name": "GRID vGPU"}
     answers = Answers(workload="chartext", sets=("workload.size=tiny", "run.device=auto"))

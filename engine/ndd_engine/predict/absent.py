@@ -184,7 +184,7 @@ class ShapeTracer:
         names, batch = self.blocks(), self.config.batch
 
         def fitting(count: int) -> tuple[ShapeTracer, Memory] | None:
-            self.tell(f"tracing a step with {counted(count, 'block')} that compute again")
+            self.tell(f"tracing a step with {counted(count, 'block')} computed again")
             tracer = self.recomputed(dict.fromkeys(names[:count], recompute.ALL))
             memory = tracer.memory(source, check=False)
             fit = memory.fit(batch.micro, batch.accumulation, limit_bytes, added_bytes)
