@@ -23,6 +23,7 @@ NAMES = {
         )
     },
     "steps": "benchmarks.wizard:steps",
+    "budget_times": "benchmarks.budgets:times",
     "intervals": "qa.trials.intervals",
     "coverage": "qa.trials.intervals:coverage",
     "power": "qa.trials.nulls:power",
@@ -67,7 +68,7 @@ def main() -> int:
         "--keep",
         default="",
         metavar="DIR",
-        help="intervals: keep real trials in DIR, and continue from there",
+        help="intervals: keep real trials in DIR, budget_times: results, and continue from there",
     )
     parser.add_argument(
         "--traceml", default="", metavar="PYTHON",
@@ -75,8 +76,8 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument(
         "--only", action="append", default=[], metavar="CASE",
-        help="limit budgets, ranks_faults, script_faults, others, workers or switching to this case, part or key; "
-        "may be repeated",
+        help="limit budgets, budget_times, ranks_faults, script_faults, others, workers or switching to this case, "
+        "part or key; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--python", default="", metavar="PYTHON",

@@ -386,6 +386,7 @@ class ScriptTrainer(Trainer):
             for _ in range(turns if self._ranks > 1 else 0):  # others may need more
                 yield
                 self.stepped()
+            self._lengths.clear()  # those of other steps
         self._on(0)
 
     def rest(self) -> contextlib.AbstractContextManager[None]:

@@ -111,16 +111,17 @@ class BudgetPlanner:
         # Their traces match allocation by allocation.
         self._at = plain.family.at if plain.family.aligned else tuple(sizes(prober.workload)[:2])
         self._recorded: dict[tuple[tuple[str, str], ...], Memory] = {(): plain}
-        self._measured: tuple[Blocks, WindowTable | str] | None = None
+        # The blocks of the model, and their windows or why there are none; None before a budget needs them.
+        self.measured: tuple[Blocks, WindowTable | str] | None = None
 
     def plan(self, budget_bytes: int) -> Plan:
         """The fastest levels that stay within a budget. Raises what a step raises."""
         self._budget = budget_bytes
         if self._peak({}) <= budget_bytes:
             return Plan({}, self._memory({}), self._peak({}))
-        if self._measured is None:
-            self._measured = self._measure()
-        blocks, table = self._measured
+        if self.measured is None:
+            self.measured = self._measure()
+        blocks, table = self.measured
         made = partial(Plan, blocks=len(blocks.names), refused=blocks.refused)
         if isinstance(table, str):
             return made({}, None, self._peak({}), why=table)
