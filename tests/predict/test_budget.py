@@ -135,6 +135,7 @@ def test_a_plan_stays_within_its_budget(deep: str) -> None:
     assert impossible.memory is None and least // 4 < impossible.peak_bytes < 1.1 * least
 
 
+@pytest.mark.long
 def test_a_gpu_that_is_not_there_gets_the_fewest_blocks_that_compute_again(
     deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,13 +83,9 @@ class ShapeTracer:
         self, config: Config, workload: Workload, tell: Tell, leaves: tuple[tuple[int, int], ...] = ()
     ) -> None:
         self.config, self.workload, self.tell = config, workload, tell
-        self._leaves = leaves
+        self._leaves, self._sizes = leaves, sizes(workload)
         self._longest = extremes(workload)[0]
         self._known: dict[tuple[int, int | None, bool], Traced] = {}
-
-    @cached_property
-    def _sizes(self) -> tuple[int, ...]:
-        return sizes(self.workload)
 
     def _batch(self, micro: int, usual: bool = False) -> Any:
         if usual:
@@ -150,7 +146,9 @@ class ShapeTracer:
         """The same with levels of the model's blocks, see `memory.recompute`."""
         recompute = [f"{name}={level}" for name, level in levels.items()]
         config = self.config.changed(memory={"recompute": recompute})
-        return ShapeTracer(config, self.workload, self.tell, self.leaves)
+        tracer = ShapeTracer(config, self.workload, self.tell, self.leaves)
+        tracer._sizes = self._sizes[:2]  # a third one has confirmed the plain steps
+        return tracer
 
     def blocks(self) -> tuple[str, ...]:
         """The largest blocks that can compute again, in the order of their calls."""
