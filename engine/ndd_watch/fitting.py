@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import importlib
 import re
 import sys
 from collections.abc import Iterator
@@ -130,17 +131,15 @@ class MemoryBudget(Recompute):
 
     def probes(self) -> Iterator[None]:
         yield from self._find_models()
-        from .windows import Account, CallTree, WindowTable, blocks_of, windows_of
-
-        recompute, model = _blocks(), self._model()
+        recompute, windows, model = _blocks(), _windows(), self._model()
         self._limit = budget_bytes(self.value) or self._free()
-        tree_account = Account()
-        tree = CallTree(model, tree_account)
+        tree_account = windows.Account()
+        tree = windows.CallTree(model, tree_account)
         modules = {name: module for name, module in model.named_modules() if name}
         with recompute.watched_effects(model, modules) as effects, tree_account:
             yield
         tree.detach()
-        blocks = blocks_of(tree.root, effects)
+        blocks = windows.blocks_of(tree.root, effects)
         account, self._plain = yield from self._measured({}, blocks.names)
         self._peak = self._plain
         if self._plain <= self._limit:
@@ -150,7 +149,7 @@ class MemoryBudget(Recompute):
             raise RefusedError(
                 f"memory.budget: no block can compute again{_reasons(blocks.refused) or f': {why}'}"
             )
-        table = WindowTable(windows_of(account))
+        table = windows.WindowTable(windows.windows_of(account))
         around = self._plain - table.plain.peak
         least = self._plain
         groups = [(recompute.CHEAP, blocks.names), (recompute.ALL, blocks.names)]
@@ -162,7 +161,7 @@ class MemoryBudget(Recompute):
                 seconds = {name: sum(each) for name, each in recompute.spent.items()}
             finally:
                 recompute.spent = None
-            table.add(level, windows_of(account), names, seconds)
+            table.add(level, windows.windows_of(account), names, seconds)
             least = min(least, peak)
         limit = float(self._limit - around)
         for _ in range(CONFIRMED):
@@ -182,9 +181,7 @@ class MemoryBudget(Recompute):
 
     def _measured(self, levels: dict[str, str], names: Any) -> Any:
         """A step with these levels. A generator that returns (its account, the measured peak of the process)."""
-        from .windows import Account
-
-        model, account = self._model(), Account()
+        model, account = self._model(), _windows().Account()
         _blocks().set_levels(model, levels)
         modules = dict(model.named_modules())
         handles = [
@@ -248,14 +245,16 @@ def _reasons(refused: dict[str, str]) -> str:
 
 
 def _blocks() -> Any:
-    """The module `recompute`. Raises RefusedError where torch is too old for it."""
+    """The module `recompute`, imported late: it needs torch. Raises RefusedError where that is too old for it."""
     try:
-        from . import recompute
+        return importlib.import_module(f"{__package__}.recompute")
     except ImportError:
-        raise RefusedError(
-            f"torch {sys.modules['torch'].__version__} is too old: this needs torch 2.4"
-        ) from None
-    return recompute
+        version = sys.modules["torch"].__version__
+        raise RefusedError(f"torch {version} is too old: this needs torch 2.4") from None
+
+
+def _windows() -> Any:
+    return importlib.import_module(f"{__package__}.windows")
 
 
 def _status(name: str) -> int:
