@@ -103,6 +103,8 @@ def test_unknown_or_ambiguous_gpus_are_rejected_with_the_known_names(wanted: str
         (Answers(min_sequence=1), "2 to 64"),
         (Answers(min_sequence=65), "2 to 64"),
         (Answers(reserve_bytes=-1), "0 or more"),
+        (Answers(budget_memory="8 apples"), "a size such as 8GB"),
+        (Answers(budget_memory="auto"), "a size such as 8GB"),
         (Answers(sizes=("tiny", "huge")), "tiny, mini"),
         (Answers(gpu="Voodoo"), "no profile"),
         (Answers(keep=("colour",)), "batch, sequence, size"),
