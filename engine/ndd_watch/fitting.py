@@ -152,6 +152,8 @@ class MemoryBudget(Recompute):
         table = windows.WindowTable(windows.windows_of(account))
         around = self._plain - table.plain.peak
         least = self._plain
+        # What fits of these: seconds that it costs, levels, peak.
+        fitting: list[tuple[float, dict[str, str], int]] = []
         groups = [(recompute.CHEAP, blocks.names), (recompute.ALL, blocks.names)]
         groups += [(recompute.ALL, names) for names in blocks.containers[:MOST_CONTAINERS]]
         for level, names in groups:
@@ -163,6 +165,8 @@ class MemoryBudget(Recompute):
                 recompute.spent = None
             table.add(level, windows.windows_of(account), names, seconds)
             least = min(least, peak)
+            if peak <= self._limit:
+                fitting.append((sum(seconds.values()), dict.fromkeys(names, level), peak))
         limit = float(self._limit - around)
         for _ in range(CONFIRMED):
             choice = table.cheapest(limit, lambda option: True)
@@ -175,6 +179,9 @@ class MemoryBudget(Recompute):
             if choice is None:
                 break
             limit = min(limit - (peak - self._limit), choice.peak_bytes - 1.0)
+        if fitting:
+            _, self.levels, self._peak = min(fitting, key=lambda one: one[0])
+            return
         needed = f"training needs at least {_size(least)} of the {_size(self._limit)} that it may use"
         what = "parameters, gradients, optimizer state and what blocks cannot compute again take more"
         raise RefusedError(f"memory.budget: {needed}: {what}{_reasons(blocks.refused)}")
