@@ -123,6 +123,9 @@ class MemoryBudget(Recompute):
         super().__init__(value, observer)
         self._plain = self._peak = self._limit = 0
 
+    def peak_bytes(self, on: bool) -> int | None:
+        return self._peak if on else self._plain
+
     def _how(self) -> str:
         limit, peak, plain = map(_size, (self._limit, self._peak, self._plain))
         without = f", {plain} without" if self.levels else ""

@@ -38,6 +38,10 @@ class Switch:
         """Steps that it needs before it can be switched, at most `most_probes`: each turn is one."""
         return iter(())
 
+    def peak_bytes(self, on: bool) -> int | None:
+        """The peak memory of a step with or without it, if its probe has measured that."""
+        return None
+
     def applied(self) -> tuple[str, bool | None, str]:
         """(value in effect, whether it is the requested one, how that is known)."""
         return self.requested, None, ""

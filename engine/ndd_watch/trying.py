@@ -460,6 +460,9 @@ class ScriptTrainer(Trainer):
             settings.update({key: [one.requested, *one.found()] for key, one in self._expected.items()})
             settings.update({key: [value, *given(key, value)] for key, value in self._given.items()})
             losses = self._losses if len(self._sides) == 1 else {}
+            every = (one for side in self._sides for one in side.values())
+            peaks = (one.peak_bytes(one in changes.values()) for one in every)
+            peak = next((one for one in peaks if one), None) or _peak(self._torch, device)
             sides.append({
                 "device": device, "threads": self._torch.get_num_threads(),
                 "items_per_step": max(int(items), 1) * self._micro * self._ranks, "prepare_s": self._started_s,

@@ -111,7 +111,7 @@ def traced(
         for whole in model.parameters():
             follow.ignore(whole)
     clock.gpu.listen(SimpleNamespace(mark=lambda phase: follow.enter(clock.names[phase].partition("/")[0])))
-    as_on_gpu = AsOnGpu(follow)
+    as_on_gpu = AsOnGpu(follow, bool(config.memory.recompute))
     with fake, as_on_gpu, follow, follow.resizing(), recompute.second_passes_in(as_on_gpu):
         stepper = Stepper(
             workload.with_model(model, known), config, torch.device(_ON), total_steps=1000, strategy=strategy
@@ -189,7 +189,7 @@ def _autocast(amp: str) -> Iterator[None]:
         yield
     finally:
         if torch.autocast_decrement_nesting() == 0:
-            torch.clear_autocast_cache()
+            pass  # torch.clear_autocast_cache()
         torch.set_autocast_enabled(_ON, before[0])
         torch.set_autocast_dtype(_ON, before[1])
 
@@ -326,17 +326,17 @@ _DTYPES = {
 
 
 class AsOnGpu(TorchFunctionMode):
-    """Calls the functions that a GPU would run instead of the CPU's."""
+    """Calls the functions that a GPU would run instead of the CPU's. recomputes: whether blocks compute again."""
 
-    def __init__(self, follow: Follow) -> None:
+    def __init__(self, follow: Follow, recomputes: bool = False) -> None:
         super().__init__()
-        self._follow = follow
+        self._follow, self._recomputes = follow, recomputes
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = dict(kwargs or {})
-        if func is Tensor.backward:
+        if self._recomputes and func is Tensor.backward:
             torch.clear_autocast_cache()  # autocast has ended with the forward pass
         if func is torch.nn.functional.scaled_dot_product_attention:
             return _attention(*args, **named)
