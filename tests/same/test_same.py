@@ -1,6 +1,6 @@
 """Each case does the same whether it is observed or not.
 
-`make test` runs the first one of each file, `make test-all` one for each kind of difference, `make test-slow` all.
+`make test` runs the first one of some files, `make test-all` one for each kind of difference, `make test-slow` all.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from tests.same.cases import Case, Result, differences, lacks, parse, run_case, 
 CASES = parse()
 # Another Python with torch, whose scripts are observed.
 PYTHON = os.environ.get("NDD_TEST_PYTHON", sys.executable)
-# In `make test-all`, beside the first case of each file, which is in `make test`: one case for each kind of difference
-# that a script could notice.
+# Files whose first case is in `make test`.
+PROMISED = {"counts", "exceptions", "files", "inherited", "threads", "values"}
+# In `make test-all`, beside the first case of each file: one case for each kind of difference.
 TOLD = {
     "compilers": ["compiled_model_and_loss", "traced_and_scripted", "functions_mode_around_all",
                   "subclasses_of_tensors"],
@@ -64,13 +65,15 @@ LISTED = {
 def _marked() -> Iterator[object]:
     begun: set[str] = set()
     for case in CASES:
-        marks = [pytest.mark.long if case.name in TOLD[case.kind] else pytest.mark.slow]
-        if case.kind not in begun:
-            marks = [pytest.mark.long, pytest.mark.promise]
+        first = case.kind not in begun
+        marks = [pytest.mark.long if first or case.name in TOLD[case.kind] else pytest.mark.slow]
+        if first and case.kind in PROMISED:
+            marks.append(pytest.mark.promise)
         begun.add(case.kind)
         yield pytest.param(case, id=str(case), marks=marks)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", _marked())
 def test_it_is_the_same(case: Case, tmp_path: Path) -> None:
     if reason := lacks(case, PYTHON):
