@@ -146,7 +146,7 @@ def test_what_cannot_be_tried_is_refused(
 
 
 @pytest.mark.long
-@pytest.mark.promise
+@pytest.mark.budget(20)
 def test_a_killed_trial_leaves_nothing(script: Path, tmp_path: Path) -> None:
     before = hashes(tmp_path)
     process = start(tmp_path, "try", "base", "--set", "run.threads=1")
