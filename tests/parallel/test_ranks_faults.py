@@ -39,13 +39,12 @@ def reason(job: RanksJob) -> str:
 
 # Cases of qa/ranks/faults.py; of some, `make test-all` runs one kind of their table.
 CASES = [
-    ("kills", "", ""), ("requests", "", ""), ("hangs", "HANG_KINDS", "sleep"),
-    ("stops", "STOP_WAYS", "SIGTERM to rank 1"),
-    *((name, "", "") for name in ("hangs", "stops", "launcher", "leaves")),
+    ("kills", "", ""), ("requests", "", ""), ("launcher", "", ""), ("hangs", "HANG_KINDS", "sleep"),
+    ("stops", "STOP_WAYS", "SIGTERM to rank 1"), *((name, "", "") for name in ("hangs", "stops", "leaves")),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("case", "table", "kind"), few(CASES, 4))
+@pytest.mark.parametrize(("case", "table", "kind"), few(CASES, 5))
 @pytest.mark.budget(60)
 def test_ranks_act_alike_after_requests_signals_kills_and_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, table: str, kind: str
