@@ -278,9 +278,11 @@ def observe(
 
 
 def attempt(folder: Path, change: Sequence[str], budget_s: float = TRIAL_S) -> dict[str, Any]:
-    """The outcome of a trial of the run. change: options of `try`."""
-    words = ("try", "it", *change, "--budget", f"{budget_s:g}", "--json")
-    found: dict[str, Any] = json.loads(console(folder, *words).stdout)
+    """The outcome of a trial of the run. change: options of `try`. Raises RuntimeError without one."""
+    done = console(folder, "try", "it", *change, "--budget", f"{budget_s:g}", "--json")
+    if not done.stdout:
+        raise RuntimeError(f"the trial has no result: status {done.returncode}: {done.stderr[-500:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 

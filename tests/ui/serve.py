@@ -98,7 +98,8 @@ def diagnosed(job: FakeJob | None = None) -> Make:
 
 
 def ranks(world: int) -> Make:
-    return run(planted_snapshot(world), rules=diagnose)
+    """A run with so many ranks, which are simulated when it is opened: that takes a second."""
+    return lambda look: run(planted_snapshot(world), rules=diagnose)(look)
 
 
 def home(look: Look) -> ConsoleApp:

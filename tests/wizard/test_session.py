@@ -40,15 +40,6 @@ def test_stopping_ends_probing() -> None:
         propose(Answers(workload="chartext", sets=SMALL), tell, stop)
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_stopping_between_two_models_keeps_the_first() -> None:
-    stop = threading.Event()
-    answers = Answers(workload="eeg", sets=("workload.hidden=[8]", *NDD), min_sequence=4)
-    proposed = propose(answers, tell, stop, lambda now: stop.set() if now.rows else None)
-    assert {one.model.sequence for one in proposed.rows} == {8}
-
-
 DIES = """
 import os, signal
 import torch
