@@ -27,7 +27,7 @@ from ndd_console.screens.pages import own_values_lines, ranks_lines, settings_li
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import fit, width_of
 from ndd_console.words.comparison import two_compared
-from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
+from ndd_console.words.finding import Diagnosis, diagnosis_blocks
 from ndd_console.words.run import summary
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError

@@ -21,8 +21,7 @@ from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_console.screens.trial import TrialState, entries, proposed_changes
 from ndd_console.view.live import LiveState, finding_rows, live_rows
-from ndd_console.words.diagnosis import DiagnosisResult
-from ndd_console.words.finding import ceiling_text, event_line
+from ndd_console.words.finding import DiagnosisResult, ceiling_text, event_line
 from ndd_console.words.run import progress_line, summary
 from ndd_engine.diagnose import ENDINGS, Finding, diagnose
 from ndd_engine.record.events import Event, FindingEvent, KernelsEvent

@@ -18,7 +18,7 @@ from ndd_console.view.live import LiveState, end_rows, live_rows
 from ndd_console.view.rows import width_of
 from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
 from ndd_console.words.blocks import Block
-from ndd_console.words.diagnosis import DiagnosisResult
+from ndd_console.words.finding import DiagnosisResult
 from ndd_console.words.run import LOST, progress_line
 from ndd_console.words.workers import workers_blocks
 from ndd_engine.diagnose import diagnose

@@ -25,15 +25,8 @@ from ndd_console.screens.trial import TrialState
 from ndd_console.view.blocks import panel, progress
 from ndd_console.words.blocks import Intervals, Table
 from ndd_console.words.comparison import several_compared, two_compared
-from ndd_console.words.run import (
-    late_text,
-    late_words,
-    phases_table,
-    rank_rows,
-    ranks_facts,
-    slowest,
-    summary,
-)
+from ndd_console.words.ranks import late_text, late_words, phases_table, rank_rows, ranks_facts, slowest
+from ndd_console.words.run import summary
 from ndd_console.words.trial import setting_line, trial_text, trials_blocks, tuning_blocks
 from ndd_console.words.wizard import ITEMS as RATE
 from ndd_console.words.wizard import PROPOSAL_COLUMNS, about_text, remark, verified_texts

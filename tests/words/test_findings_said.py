@@ -11,9 +11,17 @@ import pytest
 from ndd_console.render.rows import block_rows
 from ndd_console.render.text import lines
 from ndd_console.words.blocks import COMMAND, PLACE, Text
-from ndd_console.words.diagnosis import ENGINE, DiagnosisResult, diagnosis_blocks
-from ndd_console.words.finding import choices, event_line, finding_line, urgent_line, verdict
+from ndd_console.words.finding import (
+    DiagnosisResult,
+    choices,
+    diagnosis_blocks,
+    event_line,
+    finding_line,
+    urgent_line,
+    verdict,
+)
 from ndd_console.words.machine import busy_cores, check_facts
+from ndd_console.words.step import ENGINE
 from ndd_console.words.trial import conditions, measurement, trial_blocks, trial_text
 from ndd_engine.diagnose import Change, Evidence, Finding
 from ndd_engine.record.events import FindingEvent, FunctionsEvent, MarkEvent, StacksEvent, TrialEvent

@@ -8,16 +8,8 @@ from typing import Any
 import pytest
 
 from ndd_console.output.run_log import RunProgress
-from ndd_console.words.run import (
-    introduction,
-    late_text,
-    late_words,
-    progress_line,
-    ranks_facts,
-    ranks_words,
-    slowest,
-    summary,
-)
+from ndd_console.words.ranks import late_text, late_words, ranks_facts, ranks_words, slowest
+from ndd_console.words.run import introduction, progress_line, summary
 from ndd_engine.diagnose import Change, Finding, diagnose
 from ndd_engine.record.events import FindingEvent, parse
 from ndd_engine.record.snapshot import Evaluation, NotFinite, Snapshot, Throughput, TimeLeft

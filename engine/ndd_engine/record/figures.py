@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm, sqrt
 from statistics import fmean
+from typing import Any
 
 from ndd_engine.text import printable, size
 
@@ -196,7 +197,7 @@ def _parts_across(name: str, events: Sequence[RanksEvent]) -> list[tuple[float, 
 
 def memory_bytes(run: RunEvent | None, sample: SampleEvent) -> int | None:
     """Resident memory of a run on the CPU; None for a run on a GPU, which has memory events."""
-    if run is None or run.device.startswith("cuda"):
+    if run is None or on_gpu(run):
         return None
     value = sample.host.get("rss_bytes")
     return int(value) if value is not None else None
@@ -256,7 +257,7 @@ def idle(
         return _of_capture(kernels, aside)
     if not shares:
         return Idle(None, "host", (), NOTHING_YET)
-    if not run.device.startswith("cuda"):
+    if not on_gpu(run):
         found = [(HOST_IDLE[each.name], each.share) for each in shares if each.name in HOST_IDLE]
         return _summed("host", found)
     graphed = any(share.name == "forward/graph" for share in shares)
@@ -379,7 +380,7 @@ def _summed(method: str, found: Sequence[tuple[str, float]]) -> Idle:
 
 def headroom(run: RunEvent | None, sample: SampleEvent | None, memory: MemoryEvent | None) -> Headroom:
     """Free and used memory of the GPU, or of the host if the run is on the CPU."""
-    if run is not None and run.device.startswith("cuda"):
+    if run is not None and on_gpu(run):
         gpu = (sample.gpu if sample else None) or {}
         free, total, others = (
             value if (value := getattr(memory, name, None)) is not None else gpu.get(f"memory_{name}")
@@ -559,6 +560,19 @@ def _by_the_clock(section: Json, run: RunEvent, step: int, every: int) -> int:
 def _multiples(period: int, first: int, last: int) -> int:
     """Number of positive multiples of `period` above `first` and up to `last`."""
     return max(last // period - max(first, 0) // period, 0) if period > 0 else 0
+
+
+def on_gpu(run: RunEvent | None) -> bool:
+    return run is not None and run.device.startswith("cuda")
+
+
+def is_script(run: RunEvent | None) -> bool:
+    return run is not None and "script" in run.config
+
+
+def setting(run: RunEvent | None, section: str, key: str) -> Any:
+    """A value of the resolved configuration; None if it is missing."""
+    return None if run is None else _section(run, section).get(key)
 
 
 def _section(run: RunEvent, name: str) -> Json:

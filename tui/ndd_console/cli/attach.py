@@ -8,7 +8,7 @@ import time
 from ndd_console.jobs.run_sources import AttachedSource
 from ndd_console.output.run_log import RunProgress
 from ndd_console.process.terminal import interactive
-from ndd_console.words.diagnosis import Diagnosis
+from ndd_console.words.finding import Diagnosis
 from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
 from ndd_engine.record.events import Event

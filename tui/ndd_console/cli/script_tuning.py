@@ -13,10 +13,7 @@ from ndd_engine.hardware.detect import detect
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.script.command import (
-    Command,
-    check_contained,
-)
+from ndd_engine.script.command import Command, check_contained
 from ndd_engine.script.script_tuning import observe, tune_script
 from ndd_engine.script.trials import run_script_trial
 from ndd_engine.trial.campaign import Campaign

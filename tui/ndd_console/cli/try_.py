@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ndd_console.words.diagnosis import Diagnosis
+from ndd_console.words.finding import Diagnosis
 from ndd_console.words.trial import edit_lines, left_out_text, measurement, trial_blocks
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError

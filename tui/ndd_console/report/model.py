@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ndd_console.words.blocks import Block, Curves, Kind, Line, Point, Time
-from ndd_console.words.diagnosis import Diagnosis
+from ndd_console.words.finding import Diagnosis
 from ndd_engine.diagnose import Finding
 from ndd_engine.record import events
 from ndd_engine.record.event import ASIDES, ranks_figures

@@ -22,26 +22,18 @@ from ndd_console.words.blocks import (
     ns,
     small,
 )
-from ndd_console.words.diagnosis import isolated, loader_facts
 from ndd_console.words.finding import verdict as finding_block
-from ndd_console.words.run import (
-    LOST,
-    end_text,
-    epoch_text,
-    fits_text,
-    is_script,
-    model_text,
-    on_gpu,
-    setting,
-    settings_table,
-    steps_text,
-    versions_text,
-)
+from ndd_console.words.memory import fits_text
+from ndd_console.words.run import LOST, end_text, epoch_text, model_text, steps_text, versions_text
+from ndd_console.words.settings import settings_table
+from ndd_console.words.step import isolated
 from ndd_console.words.trial import trials_blocks
+from ndd_console.words.workers import loader_facts
 from ndd_engine.config import read
 from ndd_engine.diagnose import CAUSES
 from ndd_engine.errors import ConfigError
 from ndd_engine.record.events import MarkEvent, RunEvent
+from ndd_engine.record.figures import is_script, on_gpu, setting
 from ndd_engine.record.file import damage_text
 from ndd_engine.text import MISSING, counted, duration, number, percent, printable, size
 from ndd_engine.trial.outcome import flatten

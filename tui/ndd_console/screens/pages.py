@@ -25,9 +25,10 @@ from ndd_console.view.rows import BLANK, as_it_is, cells, column, labelled, para
 from ndd_console.view.style import Look, Row
 from ndd_console.widgets.lines import Lines, bindings
 from ndd_console.words.blocks import Block, Text, small
-from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
-from ndd_console.words.finding import first_command
-from ndd_console.words.run import ranks_facts, settings_table, slowest, work_facts
+from ndd_console.words.finding import Diagnosis, diagnosis_blocks, first_command
+from ndd_console.words.ranks import ranks_facts, slowest
+from ndd_console.words.settings import settings_table
+from ndd_console.words.step import work_facts
 from ndd_console.words.workers import workers_blocks
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import foreign

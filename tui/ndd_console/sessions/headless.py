@@ -22,8 +22,7 @@ import click
 
 from ndd_console.output.run_log import Output, RunLog
 from ndd_console.process.terminal import restart, restart_text
-from ndd_console.words.diagnosis import Diagnosis
-from ndd_console.words.finding import urgent_line
+from ndd_console.words.finding import Diagnosis, urgent_line
 from ndd_console.words.run import summary
 from ndd_console.words.stopping import RUN_STOPPING
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, INTERRUPTED, TERMINATED, NddError

@@ -31,7 +31,7 @@ from ndd_console.process.terminal import (
     supervised,
 )
 from ndd_console.sessions.hosting import captured_for, report_failure
-from ndd_console.words.diagnosis import Diagnosis
+from ndd_console.words.finding import Diagnosis
 from ndd_console.words.run import summary
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, INTERRUPTED

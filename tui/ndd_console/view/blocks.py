@@ -5,25 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from ndd_console.words.blocks import whole_percent
+from ndd_console.words.memory import fits_text
+from ndd_console.words.ranks import rank_rows, ranks_words
 from ndd_console.words.run import (
     epoch_of,
     epoch_text,
-    fits_text,
-    is_script,
-    micro_steps,
     model_text,
-    on_gpu,
-    rank_rows,
-    ranks_words,
-    setting,
     steps_rate,
     steps_text,
     time_left,
     versions_text,
 )
+from ndd_console.words.step import micro_steps
 from ndd_engine.record.event import ASIDES, EXCHANGE, SKEW, Ranks
 from ndd_engine.record.events import RunEvent
-from ndd_engine.record.figures import LOWER_BOUND, PRESS_K, place_in_step
+from ndd_engine.record.figures import LOWER_BOUND, PRESS_K, is_script, on_gpu, place_in_step, setting
 from ndd_engine.record.snapshot import PhaseShare, Snapshot
 from ndd_engine.text import MISSING, counted, duration, finite, foreign, number, plural, size
 

@@ -5,24 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ndd_console.words.blocks import small
-from ndd_console.words.diagnosis import DiagnosisResult
-from ndd_console.words.finding import CALM, ceiling_text, change_text, choices, evidence_text
-from ndd_console.words.run import (
-    LOST,
-    PAUSED,
-    end_text,
-    is_script,
-    items_rate,
-    late_words,
-    loss_text,
-    metrics_text,
-    micro_steps,
-    rates,
-    work_short,
-    work_texts,
-)
+from ndd_console.words.finding import CALM, DiagnosisResult, ceiling_text, change_text, choices, evidence_text
+from ndd_console.words.ranks import late_words
+from ndd_console.words.run import LOST, end_text, items_rate, loss_text, metrics_text, rates
+from ndd_console.words.step import PAUSED, micro_steps, work_short, work_texts
 from ndd_engine.diagnose import ENDINGS, Finding
 from ndd_engine.record.event import Ranks
+from ndd_engine.record.figures import is_script
 from ndd_engine.record.rundir import resume_text
 from ndd_engine.record.snapshot import Snapshot, TimedMark
 from ndd_engine.text import MISSING, counted, foreign, number, size

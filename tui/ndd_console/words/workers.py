@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ndd_engine.diagnose.loader_plan import batch_ns, enough
 from ndd_engine.diagnose.view import View
 from ndd_engine.diagnose.worker_facts import does, evidence, plan_of
+from ndd_engine.record.events import LoaderEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.worker_events import WorkerFigures, WorkersEvent
 from ndd_engine.text import MISSING, counted, number, percent, size
@@ -133,3 +134,25 @@ def memory_table(workers: Sequence[WorkerFigures]) -> Table:
     )  # fmt: skip
     note = "Memory counts shared pages in proportion (PSS). Late: ready to run, without a processor."
     return Table("Processes", columns, rows, frozenset(range(1, len(columns))), note)
+
+
+LOADER = "Data loader"
+
+
+def loader_facts(loader: LoaderEvent) -> NamedValues:
+    """The data loader: what an item costs, and whether items can be cached or gathered."""
+    cached = "none" if loader.encoded is None else number(loader.encoded)
+    gather = ns(loader.gather_ns) + (" per micro-batch" if loader.gather_ns is not None else "")
+    if not loader.in_memory:
+        gather += ": the dataset cannot gather a whole batch at once"
+    differ = "items come from a stream" if loader.stream else "items differ between epochs"
+    each = f"{ns(loader.item_ns)}, of which {ns(loader.item_cpu_ns)} CPU time (mean of {loader.probed})"
+    return NamedValues.of(
+        ("items", f"{number(loader.items or None)}, {cached} cached"),
+        ("", f"{differ} and cannot be cached" if loader.epochs_differ else ""),
+        ("micro-batch", f"{counted(loader.micro, 'item')}, {size(loader.batch_bytes)}"),
+        ("time per item", each if loader.item_ns is not None else MISSING),
+        ("collate", f"{ns(loader.collate_ns)} per micro-batch"),
+        ("gather", gather),
+        title=LOADER,
+    )
