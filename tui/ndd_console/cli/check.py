@@ -105,8 +105,13 @@ def examine(draft: Draft, gpu: GpuProfile | None = None) -> dict[str, Any]:
     from ndd_engine.predict.outlook import predict, predict_for
     from ndd_engine.workloads.base import item_count
 
+    told: set[str] = set()
+
     def tell(text: str) -> None:
-        say(f"{text} …")
+        """Each stage once: every model size that is probed goes through the same ones."""
+        if text not in told:
+            told.add(text)
+            say(f"{text} …")
 
     found = predict(draft, tell) if gpu is None else predict_for(draft, gpu, tell)
     prediction, machine, workload, choice = found[:4]

@@ -9,7 +9,7 @@ import click
 
 from ndd_console.jobs.run_sources import RUN_COLUMNS, HomeFolder
 from ndd_console.words.blocks import Table
-from ndd_console.words.folder import deletion_table, deletion_total, no_runs_text
+from ndd_console.words.runs import deletion_table, deletion_total, no_runs_text
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, RunLockedError, UsageError
 from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import printable

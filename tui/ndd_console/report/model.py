@@ -12,8 +12,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ndd_console.words.blocks import Block, Curves, Kind, Line, Point, Time
-from ndd_console.words.finding import Diagnosis
-from ndd_engine.diagnose import Finding
+from ndd_console.words.finding import Diagnosis, DiagnosisResult
 from ndd_engine.record import events
 from ndd_engine.record.event import ASIDES, ranks_figures
 from ndd_engine.record.events import WindowEvent
@@ -388,12 +387,11 @@ def _ranks(history: History, at: RunMoment, event: events.RanksEvent) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """A run as of `made_t` (unix seconds). trouble: why there are no findings, or ""."""
+    """A run as of `made_t` (unix seconds)."""
 
     directory: RunDir
     snapshot: Snapshot
-    findings: tuple[Finding, ...]
-    trouble: str
+    diagnosis: DiagnosisResult
     data: History
     made_t: float
 
@@ -466,7 +464,7 @@ class Report:
             "preparation_s": data.preparation_s,
             "training_s": snapshot.elapsed_s,
             "paused_s": self.paused_s,
-            "findings": [finding.to_dict() for finding in self.findings],
+            "findings": [finding.to_dict() for finding in self.diagnosis.findings],
             "figures": figures(snapshot),
             "phases_s": {name: value * 1e-9 for name, value in whole.host.items()},
             "measured_s": whole.wall_ns * 1e-9,
@@ -492,8 +490,7 @@ def load(directory: RunDir) -> Report:
     reader = RunReader(directory)
     reader.poll()
     snapshot = reader.snapshot()
-    result = Diagnosis().of(snapshot)
-    return Report(directory, snapshot, result.findings, result.trouble, collect(directory), time.time())
+    return Report(directory, snapshot, Diagnosis().of(snapshot), collect(directory), time.time())
 
 
 def pauses(data: History) -> list[tuple[float, float]]:

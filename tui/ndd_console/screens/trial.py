@@ -142,12 +142,12 @@ def result(state: TrialState, width: int, height: int) -> list[Row]:
     if trial is None:
         return [rule("the trial failed", width, "bad"), *paragraph(state.problem, width)]
     style = VERDICTS.get(trial.verdict, "text")
-    lines = titled(f"{trial_text(trial)}: {sets_text(trial.sets)}", width, style)
+    lines = titled(f"{trial.verdict}: {sets_text(trial.sets)}", width, style)
     plot = interval_rows(trial.ratio, trial.low, trial.high, width, trial.verdict)
     if plot and height >= 16:
         lines += [BLANK, *plot, BLANK]
     hint = "; press m for more time" if state.longer_s else ""
-    lines += block_rows(trial_blocks(replace(trial, text=_BUDGET_HINT.sub(hint, trial.text))), width)
+    lines += block_rows(trial_blocks(replace(trial, reason=_BUDGET_HINT.sub(hint, trial.reason))), width)
     lines += [BLANK, *paragraph(conditions(trial), width, "dim")]
     if state.problem:
         lines += [BLANK, *paragraph(state.problem, width, "bad")]

@@ -41,6 +41,7 @@ from .rows import (
     inner_width,
     paragraph,
     rule,
+    short_places,
     shorten,
     side_by_side,
     titled,
@@ -51,6 +52,7 @@ from .style import STATUS, Row
 
 _MORE = 3  # further findings, one line each
 _LINES = 2  # lines of evidence and of the change, if there is room
+_TORN = 12  # cells that words leave at the end of a line
 _FINDINGS = 2 * (_LINES + 1 + _MORE)  # rows of all that is said of findings, with titles of two lines
 
 
@@ -102,8 +104,10 @@ def finding_rows(result: DiagnosisResult, width: int, count: int, can_try: bool)
         text, key, other = _change_text(first, can_try, width)
         change = wrap(text + key + other, width)
         if len(change) > _LINES or count < len(rows) + len(change) + bool(more or first.evidence):
+            text = short_places(text, _LINES * width - cells(key) - _TORN)
             change = wrap(text + key, width)  # a pid that is cut off is of no use
-        evidence = wrap(foreign("; ".join(filter(None, [more, evidence_text(first)]))), width)
+        told = foreign("; ".join(filter(None, [more, evidence_text(first)])))
+        evidence = wrap(short_places(told, _LINES * width - _TORN), width)
         # A single remaining row shows the change where the title already names the problem.
         parts = [("change", change), ("evidence", evidence)]
         shown = {"change": 0, "evidence": 0}
@@ -224,10 +228,11 @@ def mark_row(timed: TimedMark, width: int, digits: int = 0) -> Row:
     """An event on one line, its step in `digits` cells."""
     mark = timed.mark
     lead = f"step {mark.step:>{digits},}  "
+    room = max(width - len(lead), 0)
     text = foreign(mark.text) or foreign(mark.kind)
     if mark.kind in ("warning", "error"):
         text = f"{mark.kind}: {text}"
-    return ((lead, "dim"), (shorten(text, max(width - len(lead), 0)), _MARK_STYLE.get(mark.kind, "text")))
+    return ((lead, "dim"), (shorten(short_places(text, room), room), _MARK_STYLE.get(mark.kind, "text")))
 
 
 def newest_rows(snapshot: Snapshot, message: str | None, width: int, count: int) -> list[Row]:

@@ -190,6 +190,24 @@ def shorten(text: str, width: int) -> str:
     return take(text, width - 1) + "…" if width > 0 else ""
 
 
+_FOLDERS = re.compile(r"((?:[^\s/(]*/)+)[^\s/]+:\d")
+
+
+def short_places(text: str, width: int) -> str:
+    """The text without inner folders of its places in code, so that it fits: "net/…/clips.py:41 in load"."""
+    while cells(text) > width:
+        longest = max(
+            (place[1] for place in _FOLDERS.finditer(text) if place[1] != "…/"), key=len, default=""
+        )
+        if not longest:
+            break
+        names = [name for name in longest[:-1].split("/") if name != "…"]
+        kept = len(names) - 1
+        shorter = [*names[: kept // 2], "…", *names[len(names) - kept + kept // 2 :]]
+        text = text.replace(longest, "/".join([*shorter, ""]))
+    return text
+
+
 def column(text: str, width: int) -> str:
     """The text in exactly `width` cells, ending in a blank."""
     shown = shorten(text, max(width - 1, 0))

@@ -156,10 +156,15 @@ class Diagnosis:
         return self._latest[1]
 
 
+def finding_blocks(result: DiagnosisResult, name: str) -> list[Block]:
+    """Every finding, the bottleneck first. name: of the run, for the commands."""
+    trouble: list[Block] = [Text(result.trouble, "warn")] if result.trouble else []
+    return trouble + [verdict(finding, name, index == 0) for index, finding in enumerate(result.findings)]
+
+
 def diagnosis_blocks(snapshot: Snapshot, result: DiagnosisResult, name: str, can_try: bool) -> list[Block]:
     """The findings, then the measurements. name: of the run, for the commands."""
-    blocks: list[Block] = [Text(result.trouble, "note")] if result.trouble else []
-    blocks += [verdict(finding, name, index == 0) for index, finding in enumerate(result.findings)]
+    blocks = finding_blocks(result, name)
     if can_try and any(finding.sets and not finding.leave for finding in result.findings):
         blocks.append(Text("Press t to select one of the settings and measure it.", "note"))
     blocks.append(code(snapshot))

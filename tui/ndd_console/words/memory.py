@@ -3,7 +3,25 @@
 from __future__ import annotations
 
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import number
+from ndd_engine.text import number, size
+
+from .blocks import NamedValues
+
+
+def memory_facts(snapshot: Snapshot, lowest_bytes: float | None) -> NamedValues:
+    """Used and free memory of the GPU, or of the host. lowest_bytes: that was available on the host."""
+    room, counts = snapshot.headroom, snapshot.memory
+    return NamedValues.of(
+        ("total", size(room.total_bytes)),
+        ("free now" if room.kind == "gpu" else "available now", size(room.free_bytes)),
+        ("used by this run", size(room.used_bytes)),
+        ("peak", size(room.peak_bytes) if room.peak_bytes is not None else ""),
+        ("used by others", size(room.others_bytes)),
+        ("lowest available", size(lowest_bytes) if lowest_bytes is not None and room.kind == "host" else ""),
+        ("predicted", fits_text(snapshot)),
+        ("allocation retries", number(counts.retries) if counts else ""),
+        ("out of memory", number(counts.ooms) if counts else ""),
+    )
 
 
 def fits_text(snapshot: Snapshot, width: int = 100) -> str:

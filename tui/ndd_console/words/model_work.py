@@ -98,7 +98,7 @@ def _lines(kernels: KernelsEvent, at: str) -> Table:
         rows.append((share, ns(forward), ns(backward), number(calls), where))
     columns = ("share", "forward", "backward", "operators", "line")
     heading = f"Forward and backward by line in the {at}"
-    return Table(heading, columns, tuple(rows), frozenset(range(4)), _LINES, wide=4, paths=True)
+    return Table(heading, columns, tuple(rows), frozenset(range(4)), _LINES, wide=4)
 
 
 def _operations(kernels: KernelsEvent, at: str) -> Table:
@@ -141,7 +141,7 @@ def _loops(kernels: KernelsEvent, at: str) -> Table:
             safe(f"{file}:{line} in {name}"),
         ))  # fmt: skip
     columns = ("share", "iterations", "time of one", "operators in it", "median operator", "loop")
-    return Table(f"Loops in the {at}", columns, tuple(rows), frozenset(range(5)), _LOOPS, wide=5, paths=True)
+    return Table(f"Loops in the {at}", columns, tuple(rows), frozenset(range(5)), _LOOPS, wide=5)
 
 
 def changed_modules(a: KernelsEvent | None, b: KernelsEvent | None) -> Table | None:

@@ -8,7 +8,7 @@ from ndd_engine.record.figures import setting
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import MISSING, counted, foreign, number, percent, size
 
-from .blocks import NamedValues, Table, at_most, ns
+from .blocks import Block, NamedValues, Table, Text, at_most, ns
 
 _STRATEGIES = {"ddp": "DDP", "fsdp2": "FSDP2"}
 _ABOUT = (
@@ -70,6 +70,14 @@ def late_text(ranks: Ranks) -> str:
         f"since step {number(late.get('since_step'))}; without {'them' if several else 'it'} {at_most(late['ceiling'])}"
     )
     return text + (f"; {late['where']}" if late.get("where") else "")
+
+
+def ranks_blocks(snapshot: Snapshot) -> list[Block]:
+    """The parts of a step, and the slowest ranks with their phases."""
+    ranks = snapshot.ranks
+    if ranks is None:
+        return [Text("This run has one rank.", "note")]
+    return [ranks_facts(snapshot, ranks), slowest(ranks.newest)]
 
 
 def ranks_facts(snapshot: Snapshot, ranks: Ranks) -> NamedValues:

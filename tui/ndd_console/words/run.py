@@ -22,9 +22,10 @@ from ndd_engine.text import (
     plural,
     printable,
     rate,
+    size,
 )
 
-from .blocks import small
+from .blocks import NamedValues, Text, moment, small
 from .finding import finding_line, first_command
 from .ranks import late_words
 from .step import PAUSED, micro_steps, step_time, work_short, work_texts
@@ -148,6 +149,53 @@ def versions_text(run: RunEvent) -> str:
 def metrics_text(metrics: Mapping[str, float | None]) -> str:
     """ "loss 1.520, bits 2.19"."""
     return ", ".join(f"{name} {number(value, 4)}" for name, value in metrics.items()) or MISSING
+
+
+def run_facts(
+    snapshot: Snapshot,
+    run: RunEvent,
+    times: Sequence[tuple[float | None, str]],
+    resumed: Sequence[tuple[int, float]],
+    folder: Path,
+) -> NamedValues:
+    """Model, data, machine and versions. times: seconds, and of what. resumed: from which step, and when."""
+    end, memory = snapshot.end, (run.gpu or {}).get("memory_total_bytes")
+    device = (
+        run.device,
+        counted(run.threads, "thread") if run.threads else "",
+        f"{number(run.usable_cores)} usable cores" if run.usable_cores else "",
+        size(memory) if memory else "",
+    )
+    return NamedValues.of(
+        ("workload", run.workload),
+        ("model", model_text(run)),
+        ("data", run.data),
+        ("machine", f"{run.device_name} ({', '.join(filter(None, device))}) on host {run.host}"),
+        ("precision", run.precision),
+        ("steps", steps_text(snapshot, run)),
+        ("epoch", epoch_text(snapshot, run)),
+        ("versions", versions_text(run)),
+        ("started", moment(snapshot.started_t)),
+        ("time", ", ".join(f"{duration(seconds)} {kind}" for seconds, kind in times if seconds)),
+        *(("resumed", f"from step {number(step)}, {moment(t)}") for step, t in resumed),
+        ("ended", f"{end.status}, exit status {end.exit_status}" if end else ""),
+        ("checkpoint", (end.checkpoint or MISSING) if end else ""),
+        ("record", str(folder)),
+    )
+
+
+def ended_text(snapshot: Snapshot, preparation_s: float) -> Text:
+    """How the run ended, or that it is live."""
+    end = end_text(snapshot)
+    reason = LOST if snapshot.status == "lost" else snapshot.reason
+    if not snapshot.final:
+        reason = f"the run is live ({snapshot.stage})" if snapshot.stage else "the run is live"
+    elif not snapshot.step:
+        end = f"{snapshot.status} before the first step"
+        if preparation_s:
+            end += f", after {duration(preparation_s)} of preparation"
+    text = f"{end[:1].upper()}{end[1:]}" + (f": {reason}." if reason else ".")
+    return Text(text, "bad" if snapshot.status in ("failed", "lost") else "")
 
 
 def end_text(snapshot: Snapshot) -> str:

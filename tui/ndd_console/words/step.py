@@ -165,7 +165,7 @@ def functions(snapshot: Snapshot, profiled: FunctionsEvent) -> Table:
         which = "the loader worker" if workers == 1 else f"the {number(workers)} loader workers"
         note += f" Functions in {which} are listed by themselves."
     columns = ("share", "time", "calls", "phase", "function", "called by")
-    return Table(title, columns if rows else (), rows, frozenset({0, 1, 2}), note, wide=4, paths=True)
+    return Table(title, columns if rows else (), rows, frozenset({0, 1, 2}), note, wide=4)
 
 
 def stacks(samples: StacksEvent) -> Table:
@@ -183,7 +183,7 @@ def stacks(samples: StacksEvent) -> Table:
         if len(frame) >= 5 and samples.looks
     )  # fmt: skip
     title = f"Stack samples ({number(samples.looks)}, the latest at step {number(samples.step)})"
-    return Table(title, ("share", "phase", "function"), rows, frozenset({0}), wide=2, paths=True)
+    return Table(title, ("share", "phase", "function"), rows, frozenset({0}), wide=2)
 
 
 def capture(kernels: KernelsEvent, step: int = 0) -> list[Block]:

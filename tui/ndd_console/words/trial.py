@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ndd_engine.record.events import TrialEvent
 from ndd_engine.text import MISSING, counted, duration, number, percent, plural, rate, size
+from ndd_engine.trial.outcome import breaks_even, verdict_parts
 
 from .blocks import COMMAND, TONES, Block, Intervals, NamedInterval, NamedValues, Table, Text, interval_text
 from .finding import command_text
@@ -70,7 +71,7 @@ def measurement(progress: Progress) -> str:
 
 
 def trial_blocks(trial: TrialEvent, title: str = "") -> Iterator[Block]:
-    """Both sides as a table, whether the losses agree, and the result in a sentence."""
+    """Both sides as a table, the verdict, whether the losses agree, and what is not in effect."""
     rows = []
     for name, side in (("baseline", trial.base), (_change(trial), trial.change)):
         if side.get("prepare_s") is not None:
@@ -82,11 +83,14 @@ def trial_blocks(trial: TrialEvent, title: str = "") -> Iterator[Block]:
     if rows:
         columns = ("", "step", "throughput", "setup", "peak memory")
         yield Table(title, columns, tuple(rows), frozenset(range(1, 5)), wide=0)
+    told = [*verdict_parts(trial), *(["in effect"] if trial.in_effect else [])]
+    if trial.break_even_steps:
+        told.append(breaks_even(trial.break_even_steps))
+    yield Text(f"{title}: {'; '.join(told)}" if title and not rows else "; ".join(told))
     if trial.loss_text:
         yield Text(f"losses: {trial.loss}: {trial.loss_text}", "warn" if trial.loss == "differs" else "")
-    for name in trial.change.get("not_in_effect", []):
+    for name in trial.change.get("not_in_effect") or filter(None, [trial.not_in_effect]):
         yield Text(f"not in effect: {name}", "warn")
-    yield Text(trial.text if rows or not title else f"{title}: {trial.text}")
 
 
 def conditions(trial: TrialEvent) -> str:

@@ -95,7 +95,7 @@ def functions_table(found: WorkersEvent) -> Table:
     )
     columns = ("share", "with calls", "calls", "what", "function") if rows else ()
     note = _SHARES if rows else "No batch was profiled yet."
-    return Table(title, columns, rows, frozenset({0, 1, 2}), note, wide=4, paths=True)
+    return Table(title, columns, rows, frozenset({0, 1, 2}), note, wide=4)
 
 
 def transforms_table(found: WorkersEvent) -> list[Block]:
