@@ -276,8 +276,7 @@ def _followed(run: RunDir) -> Snapshot:
     reader.poll()
     snapshot = reader.snapshot()
     progress.look(snapshot)
-    found = Diagnosis().of(snapshot)
-    said += map(printable, summary(snapshot, snapshot.end, str(run.path), found.findings, found.trouble))
+    said += map(printable, summary(snapshot, snapshot.end, run.path))
     json.dumps(writable(figures(snapshot)), allow_nan=False)
     assert snapshot.final, "attach --headless waits for ever"
     clean("\n".join(said))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from planted_runs import NVML, Planted, healthy, operation, profiled, script, worked
 
 from ndd_console.words.run import loss_text, summary
-from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import EndEvent, MarkEvent, NotFiniteEvent
 
 TABLE = ("Net.encoder.table", "Embedding", 1_000_000, 64, 512, 0.95, "Adam")
@@ -193,7 +193,7 @@ def test_skipped_updates_say_what_was_not_finite_first(
 def test_a_loss_that_is_not_finite_is_the_first_finding_and_the_first_line() -> None:
     snapshot = Planted(window={"bad_loss": ("NaN", 40, 28, 0.7, 0.6)}).snapshot()
     assert loss_text(snapshot) == "loss NaN since about step 40"
-    assert summary(snapshot, None, "runs/it", diagnose(snapshot))[0].startswith(
+    assert summary(snapshot, None, Path("runs/it"))[0].startswith(
         "finding: the loss is NaN since about step 40; "
     )
     exact = Planted(window={"bad_loss": ("infinite", 40, 39, 0.7, 0.6)}).snapshot()

@@ -292,7 +292,7 @@ def test_a_run_is_told_alike_in_the_list_on_its_screen_and_in_its_summary(
     assert f"step {done}" in " ".join(shown([progress(snapshot, 120, None)]).split())
     assert (done, total) == (number(snapshot.step), number(snapshot.run.total_steps if snapshot.run else 0))
     assert (snapshot.best is not None) == evaluated
-    told_below = [part for part in summary(snapshot, None, "runs/one", ()) if "best evaluation" in part]
+    told_below = [part for part in summary(snapshot, None, Path("runs/one")) if "best evaluation" in part]
     assert (told == "n/a") != evaluated and all(told in part for part in told_below)
     assert len(told_below) == evaluated
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ndd_console.words.trial import tuning_blocks
+from ndd_console.words.trial import edit_lines, tuning_blocks
 from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.hardware.detect import detect
@@ -54,5 +54,5 @@ def tune_script_run(asked: Asked, script: RunDir | None, look: Callable[[TuningS
     else:
         show(tuning_blocks(tuned))
         if edit is not None:
-            show(["", *diff, *(f"  {text}" for text in advice)])
+            show(edit_lines(edit))
     return stop.exit_status or (EXIT_FAILED if tuned.stopped else 0)

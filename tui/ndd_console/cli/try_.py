@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ndd_console.words.finding import Diagnosis
+from ndd_console.words.finding import proposed_text
 from ndd_console.words.trial import edit_lines, left_out_text, measurement, trial_blocks
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
@@ -112,7 +112,7 @@ def try_(asked: options.Asked) -> int:
     arguments = (f"{ARGUMENT}{item}" for item in asked.arguments)
     starts = (*arguments, *(f"{VARIABLE}{item}" for item in asked.variables))
     sets, outside = (*asked.sets, *starts), asked.allow_side_effects
-    if not sets and base.run is not None and (proposed := _proposed(base.run)):
+    if not sets and base.run is not None and (proposed := proposed_text(load_state(base.run).snapshot())):
         raise UsageError(f"no settings to try; the findings of {base.run.name} propose {proposed}")
     request = TrialRequest(base, sets, asked.budget, asked.cause, asked.restarts, outside)
     from ndd_engine.trial.trial import check, held, to_pause
@@ -155,13 +155,6 @@ def try_(asked: options.Asked) -> int:
     if state is not None and not asked.as_json:
         _tell_of_script(state, request, trial, asked.apply)
     return stop.exit_status or (EXIT_FAILED if trial.verdict == "failed" else EXIT_DONE)
-
-
-def _proposed(run: RunDir) -> str:
-    """The settings that the findings of a run propose, as options; "" without any."""
-    findings = Diagnosis().of(load_state(run).snapshot()).findings
-    changes = (change.sets for finding in findings for change in finding.changes)
-    return ", or ".join(dict.fromkeys(" ".join(f"--set {one}" for one in sets) for sets in changes if sets))
 
 
 def _tell_of_script(state: RunState, request: TrialRequest, trial: TrialEvent, apply: bool) -> None:

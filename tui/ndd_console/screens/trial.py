@@ -16,11 +16,11 @@ from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList, TextField
 from ndd_console.words.blocks import at_most
 from ndd_console.words.stopping import trial_stopping
-from ndd_console.words.trial import VERDICTS, conditions, trial_blocks, trial_text
+from ndd_console.words.trial import VERDICTS, about_trial, conditions, paused_text, trial_blocks, trial_text
 from ndd_engine.diagnose import Change, Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import foreign, number
+from ndd_engine.text import foreign
 from ndd_engine.trial.outcome import Progress
 
 from .base import POLL_S, WidgetScreen
@@ -92,10 +92,7 @@ def sets_text(sets: Sequence[str]) -> str:
 def heading(state: TrialState, width: int, room: int) -> list[Row]:
     """What a trial does; only its title where there is little room."""
     lines = titled(f"measure a change against {state.base}", width)
-    about = "Baseline and candidate train alternately until the difference is clear, for up to"
-    about += f" {number(state.budget_s)} s."
-    if state.pauses:
-        about += f" {state.pauses} is paused and resumes afterwards."
+    about = about_trial(state.budget_s, state.pauses)
     return [*lines, *paragraph(about, width, "dim"), BLANK] if room >= 13 else lines
 
 
@@ -133,7 +130,7 @@ def measuring(state: TrialState, width: int) -> list[Row]:
         *progress_rows(progress, stage, width),
     ]
     if state.pauses:
-        lines += [BLANK, *paragraph(f"{state.pauses} is paused and resumes after the trial", width, "dim")]
+        lines += [BLANK, *paragraph(paused_text(state.pauses), width, "dim")]
     return lines
 
 

@@ -162,6 +162,12 @@ def finding_blocks(result: DiagnosisResult, name: str) -> list[Block]:
     return trouble + [verdict(finding, name, index == 0) for index, finding in enumerate(result.findings)]
 
 
+def proposed_text(snapshot: Snapshot) -> str:
+    """The settings that the findings of a run propose, as options; "" without any."""
+    changes = (change.sets for finding in Diagnosis().of(snapshot).findings for change in finding.changes)
+    return ", or ".join(dict.fromkeys(" ".join(f"--set {one}" for one in sets) for sets in changes if sets))
+
+
 def diagnosis_blocks(snapshot: Snapshot, result: DiagnosisResult, name: str, can_try: bool) -> list[Block]:
     """The findings, then the measurements. name: of the run, for the commands."""
     blocks = finding_blocks(result, name)

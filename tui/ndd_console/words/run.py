@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ndd_engine.diagnose import ENDINGS, Finding
+from ndd_engine.diagnose import ENDINGS, Finding, diagnose
 from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import EndEvent, RunEvent
 from ndd_engine.record.figures import bad_loss_text, is_script, setting
@@ -26,7 +26,7 @@ from ndd_engine.text import (
 )
 
 from .blocks import NamedValues, Text, moment, small
-from .finding import finding_line, first_command
+from .finding import Diagnosis, Rules, finding_line, first_command
 from .ranks import late_words
 from .step import PAUSED, micro_steps, step_time, work_short, work_texts
 
@@ -230,17 +230,15 @@ def progress_line(snapshot: Snapshot) -> str:
     return "  ".join(part for part in parts if part)
 
 
-def summary(
-    snapshot: Snapshot, end: EndEvent | None, folder: str, findings: Iterable[Finding], trouble: str = ""
-) -> list[str]:
-    """The result of a run, printed at its end, with control characters escaped. trouble: why there are no findings."""
-    said = [finding for finding in findings if finding.cause != "too-short"][:MOST_FINDINGS]
-    lines = [*_summary(snapshot, end, folder, said), *([trouble] if trouble else [])]
-    return [printable(line) for line in lines]
+def summary(snapshot: Snapshot, end: EndEvent | None, folder: Path, rules: Rules = diagnose) -> list[str]:
+    """The result of a run with its diagnosis, printed at its end, with control characters escaped."""
+    result = Diagnosis(rules).of(snapshot)
+    told = [finding for finding in result.findings if finding.cause != "too-short"][:MOST_FINDINGS]
+    return [printable(line) for line in (*_summary(snapshot, end, folder, told), result.trouble) if line]
 
 
 def _summary(
-    snapshot: Snapshot, end: EndEvent | None, folder: str, findings: Sequence[Finding]
+    snapshot: Snapshot, end: EndEvent | None, folder: Path, findings: Sequence[Finding]
 ) -> Iterator[str]:
     status = end.status if end else snapshot.status
     reason = end.reason if end else "the run continues"
@@ -279,12 +277,12 @@ def _summary(
     lost = [setting.name for setting in snapshot.settings if setting.in_effect is False]
     if lost:
         yield f"requested but not in effect: {', '.join(lost)}"
-    script = RunDir(Path(folder)).command.exists()
+    script = RunDir(folder).command.exists()
     for finding in findings:
         if run is not None and finding not in ending:
             command = first_command(run.name, [finding])
             yield finding_line(finding) + (f": {command}" if command else "")
     yield f"{'record' if script else 'record and checkpoints'}: {folder}"
     if end is not None and end.checkpoint and status not in ("done", "failed"):
-        name = run.name if run is not None else Path(folder).name
+        name = run.name if run is not None else folder.name
         yield resume_text(name)

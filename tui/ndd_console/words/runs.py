@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from ndd_engine.run.deletion import RunToDelete
 
 
+NO_RUNS = "no runs yet; to observe a script of your own: ndd-console run -- python train.py"
+
+
 def no_runs_text(root: Path) -> str:
-    where = f"there are no runs in {root.absolute()}"
-    return f"{where}; start one with: ndd-console train, or name another folder with --runs FOLDER"
+    return f"{root.absolute()}: {NO_RUNS}, or name another folder with --runs FOLDER"
 
 
 def deletion_table(chosen: Sequence[RunToDelete]) -> Table:

@@ -93,6 +93,22 @@ def trial_blocks(trial: TrialEvent, title: str = "") -> Iterator[Block]:
         yield Text(f"not in effect: {name}", "warn")
 
 
+def about_trial(budget_s: float, pauses: str) -> str:
+    """What a trial does. pauses: the run that is paused meanwhile, or ""."""
+    paused = f" {paused_text(pauses)}." if pauses else ""
+    both = "Baseline and candidate train alternately until the difference is clear"
+    return f"{both}, for up to {number(budget_s)} s.{paused}"
+
+
+def paused_text(name: str) -> str:
+    return f"{name} is paused and resumes after the trial"
+
+
+def trial_line(trial: TrialEvent) -> str:
+    """The line of a log."""
+    return f"trial of {_change(trial)} vs. {trial.against}: {trial.text}"
+
+
 def conditions(trial: TrialEvent) -> str:
     """What it was measured against, on what, and for how long."""
     where = f" on {trial.device}" if trial.device else ""
