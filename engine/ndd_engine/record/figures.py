@@ -8,7 +8,7 @@ from math import lcm, sqrt
 from statistics import fmean
 from typing import Any
 
-from ndd_engine.text import printable, size
+from ndd_engine.text import counted, percent, printable, size
 
 from .event import ASIDES, EXCHANGE, SHARED, SKEW, Count, DeathEvent, Json, Ranks
 from .events import (
@@ -308,16 +308,18 @@ def death_figures(event: DeathEvent) -> list[str]:
 
 
 def capture_text(kernels: KernelsEvent) -> str:
-    """A profiler capture in one line: "profiler capture of 3 steps (kernels): GPU idle 63%: launch gaps 57%; …"."""
+    """A profiler capture in one line: "profiler capture of 3 steps (kernels): GPU idle 63 % (launch gaps 57 %); …"."""
     what = "GPU" if kernels.method == "kernels" else "compute"
-    steps = f"{kernels.steps:,} step{'' if kernels.steps == 1 else 's'}"
     wall = max(kernels.wall_ns, 1)
-    text = f"profiler capture of {steps} ({kernels.method}): {what} idle {1 - kernels.busy_ns / wall:.0%}"
-    causes = [f"{cause} {ns / wall:.0%}" for cause, ns in kernels.idle_ns.items() if ns / wall >= 0.005]
+    idle_share = percent(1 - kernels.busy_ns / wall)
+    text = (
+        f"profiler capture of {counted(kernels.steps, 'step')} ({kernels.method}): {what} idle {idle_share}"
+    )
+    causes = [f"{cause} {percent(ns / wall)}" for cause, ns in kernels.idle_ns.items() if ns / wall >= 0.005]
     text += f" ({', '.join(causes)})" if causes else ""
     if kernels.top:
         name, ns, _ = kernels.top[0]
-        text += f"; longest: {name[:60]} {ns / wall:.0%}"
+        text += f"; longest: {name[:60]} {percent(ns / wall)}"
     return text + (f"; trace in {kernels.trace}" if kernels.trace else "")
 
 

@@ -169,17 +169,17 @@ def run_facts(
     return NamedValues.of(
         ("workload", run.workload),
         ("model", model_text(run)),
-        ("data", run.data),
+        ("command" if is_script(run) else "data", run.data),
         ("machine", f"{run.device_name} ({', '.join(filter(None, device))}) on host {run.host}"),
         ("precision", run.precision),
         ("steps", steps_text(snapshot, run)),
-        ("epoch", epoch_text(snapshot, run)),
+        ("epoch", "" if is_script(run) else epoch_text(snapshot, run)),
         ("versions", versions_text(run)),
         ("started", moment(snapshot.started_t)),
         ("time", ", ".join(f"{duration(seconds)} {kind}" for seconds, kind in times if seconds)),
         *(("resumed", f"from step {number(step)}, {moment(t)}") for step, t in resumed),
         ("ended", f"{end.status}, exit status {end.exit_status}" if end else ""),
-        ("checkpoint", (end.checkpoint or MISSING) if end else ""),
+        ("checkpoint", (end.checkpoint or MISSING) if end and not is_script(run) else ""),
         ("record", str(folder)),
     )
 

@@ -150,11 +150,12 @@ def code(snapshot: Snapshot) -> Table:
 
 
 def functions(snapshot: Snapshot, profiled: FunctionsEvent) -> Table:
-    """The functions of a profiled step by their own time, longest first."""
+    """The functions of a profiled step by their own time, longest first; of a script, relative to its folder."""
+    folder = f"{setting(snapshot.run, 'script', 'folder')}/"
     rows = tuple(
         (
             percent(item.share), ns(item.ns), number(item.calls), item.phase or MISSING,
-            f"{item.file}:{item.line} in {item.name}", item.caller,
+            f"{item.file.removeprefix(folder)}:{item.line} in {item.name}", item.caller,
         )
         for item in View(replace(snapshot, functions=profiled)).functions[:_TOP]
     )  # fmt: skip

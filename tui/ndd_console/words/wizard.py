@@ -73,6 +73,10 @@ PROPOSAL_COLUMNS: tuple[Column, ...] = (
 )  # fmt: skip
 
 
+# Those of the printed table, which fits into 80 cells with the model and the batch.
+_PRINTED = ("memory", "step", ITEMS, TOKENS, "total time")
+
+
 def applicable(rows: Sequence[Proposal], names: Iterable[str]) -> list[str]:
     """The columns among `names` that apply to any of the rows."""
     return [name for name in names if name not in APPLIES or any(map(APPLIES[name], rows))]
@@ -134,13 +138,18 @@ def about_text(proposal: Proposal) -> str:
 def label(proposal: Proposal) -> str:
     """ "guide 256, 64 x 2 bf16": model, batch and what sets it apart."""
     kind = "" if proposal.model.amp == "off" else f" {proposal.model.amp}"
-    times = f" x {proposal.batch.accumulation}" if proposal.batch.accumulation > 1 else ""
     if proposal.present:
         kind += ", present"
     model = proposal.model.size or "model"
     if proposal.tokens_per_item:
         model += f" {proposal.model.sequence}"
-    return f"{model}, {proposal.batch.micro}{times}{kind}"
+    return f"{model}, {batch_text(proposal)}{kind}"
+
+
+def batch_text(proposal: Proposal) -> str:
+    """ "64 x 2": micro-batch and accumulation."""
+    times = f" x {proposal.batch.accumulation}" if proposal.batch.accumulation > 1 else ""
+    return f"{proposal.batch.micro}{times}"
 
 
 def verified_texts(proposal: Proposal) -> tuple[str, ...]:
@@ -193,18 +202,15 @@ def proposal_blocks(
         yield Text("nothing could be predicted")
         return
     names = applicable(shown, _PRINTED)
-    columns = [PRINTED[name] for name in names]
+    columns = [column for column in PROPOSAL_COLUMNS if column.name in names]
+    marks = ("*" if best is not None and one.key == best.key else " " for one in shown)
     rows = tuple(
-        (
-            f"{'*' if best is not None and one.key == best.key else ' '}{number_}",
-            *(cell(one) for cell in columns),
-        )
-        for number_, one in enumerate(shown, 1)
+        (f"{mark}{place}", model_text(one), batch_text(one), *(column.text(one) for column in columns))
+        for place, (mark, one) in enumerate(zip(marks, shown, strict=True), 1)
     )
-    units = {ITEMS: item_unit(shown[0])}
-    yield Table("", ("", *(units.get(name, name) for name in names)), rows)
-    for number_, one in enumerate(shown, 1):
-        yield Text(f"{number_}: {'; '.join(filter(None, (leaves_text(one), remark(one, details=True))))}")
+    yield Table("", ("", "model", "batch", *(heading(column, shown) for column in columns)), rows)
+    for place, one in enumerate(shown, 1):
+        yield Text(f"{place}: {'; '.join(filter(None, (leaves_text(one), remark(one, details=True))))}")
     measured = [proposal for proposal in proposed.rows if proposal.measured is not None]
     tight = [proposal for proposal in proposed.rows if not proposal.fits]
     timed = any(proposal.measured is not None and proposal.measured.step_s for proposal in measured)
@@ -217,7 +223,7 @@ def proposal_blocks(
     elif best is None:
         least = min(tight, key=lambda proposal: proposal.missing_bytes)
         yield Text(f"nothing fits: micro-batch {least.batch.micro} is {_over(least.missing_bytes)}")
-    yield Text("* recommended; same data: the time for as much data as the configured run has")
+    yield Text("* recommended; total time: for as much data as the configured run has")
     yield Text("memory and time are predictions" + (" unless marked as measured" if measured else ""))
 
 
@@ -235,23 +241,6 @@ def leaves_text(proposal: Proposal) -> str:
     if proposal.steps_per_epoch is not None:
         words.append(f"{counted(proposal.steps_per_epoch, 'step')} an epoch")
     return ", ".join(words)
-
-
-# The columns of the printed table, which fits into 80 cells.
-PRINTED: dict[str, Callable[[Proposal], str]] = {
-    "model": model_text,
-    "batch": lambda row: (
-        f"{row.batch.micro} x {row.batch.accumulation}"
-        if row.batch.accumulation > 1
-        else str(row.batch.micro)
-    ),
-    "memory": lambda row: size(row.memory_bytes),
-    "step": lambda row: duration(row.step_s),
-    ITEMS: lambda row: number(row.items_per_s),
-    TOKENS: lambda row: number(row.tokens_per_s),
-    "same data": lambda row: duration(row.total_s),
-}
-_PRINTED = tuple(PRINTED)
 
 
 def situation_texts(proposed: ProposalSet) -> Iterator[str]:
