@@ -47,7 +47,7 @@ PARTS = (
 # time and settings.
 SHOWN = (
     "width 384", "torch 2.6.0", "all 4320 steps are done", "run.seed", "1337", "waiting for data",
-    "data_wait", "p95", "segments/s", "TFLOP", "GiB", "loader.workers=4", "2.11x (2.02 to 2.20)", "2.1 GiB → 2.4 GiB",
+    "data_wait", "p95", "segments/s", "TFLOP", "GiB", "loader.workers=4", "2.11x (2.02 to 2.20)", "2.1 GiB", "2.4 GiB",
     "out of memory", "20 steps, bit for bit", "2 losses were not finite", "collections take 2 %", "cleared",
     "✖ not in effect", "the mask needs another back end", "longest pause was 41 ms",
 )  # fmt: skip

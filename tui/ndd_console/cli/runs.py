@@ -15,11 +15,14 @@ from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import printable
 
 from .completion import run_names
-from .options import Asked, command, flag, gathered, group, json_option
+from .options import Asked, command, epilog, flag, gathered, json_option
 from .printing import say, show
 
 
-@group("0", "runs", "--runs ~/experiments runs --json", "runs delete baseline")
+@click.group(
+    epilog=epilog("0", ("runs", "--runs ~/experiments runs --json", "runs delete baseline")),
+    invoke_without_command=True,
+)
 @json_option
 @click.pass_context
 def runs(ctx: click.Context, as_json: bool) -> None:

@@ -286,24 +286,22 @@ def collect(run: RunDir) -> History:
     history = History()
     clock = RunClock()
     fresh = True  # no step of this process yet
-    announced = False  # the present process by its first stage, which records of early versions do not have
     began = 0.0
     ended = False
     log = EventLog(run.events)
     for t, event in _events(log):
-        stage = isinstance(event, events.StageEvent) and event.name == "resume"
-        resumes = stage or (isinstance(event, events.RunEvent) and event.resumed_step is not None)
-        if stage or (resumes and not announced):
+        resumes = isinstance(event, events.StageEvent) and event.name == "resume"
+        if resumes:
             history.preparation_s += history.x - began if fresh else 0.0
             clock.resume(t)
-            fresh, announced, began = True, stage, clock.now
+            fresh, began = True, clock.now
             history.resumed.append(RunMoment(clock.now, t, history.step))
         ended = isinstance(event, events.EndEvent) or (ended and not resumes)
         # Trials after the end of a run are not part of its time.
         if not isinstance(event, events.TrialEvent) and (not ended or isinstance(event, events.EndEvent)):
             history.x = clock.at(t)
         if isinstance(event, events.WindowEvent) and fresh:
-            fresh = announced = False
+            fresh = False
             history.preparation_s += max(history.x - began - event.wall_ns * 1e-9, 0.0)
         try:
             _take(history, RunMoment(history.x, t, history.step), event)

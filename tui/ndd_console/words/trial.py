@@ -30,7 +30,6 @@ VERDICTS = {
 }
 # Trials that a report shows.
 _NEWEST = 40
-_EFFECT = {True: "yes", False: "NO", None: MISSING}
 
 SETTING_COLUMNS = ("state", "setting", "vs. best so far", "vs. baseline", "memory", "losses", "why")
 
@@ -135,14 +134,11 @@ def edit_lines(edit: Edit) -> list[str]:
 
 
 def trials_blocks(trials: Sequence[TrialEvent], name: str) -> list[Block]:
-    """All trials of a run, as plot, table and text. name: of the run, for the command."""
+    """The newest trials of a run, as a plot and one by one. name: of the run, for the command."""
     newest = trials[-_NEWEST:]
     if not newest:
-        command = command_text(name, ["KEY=VALUE"])
-        return [
-            Text("Nothing was measured against this run yet.", "note"),
-            NamedValues.of((COMMAND, command)),
-        ]
+        command = NamedValues.of((COMMAND, command_text(name, ["KEY=VALUE"])))
+        return [Text("Nothing was measured against this run yet.", "note"), command]
     out: list[Block] = []
     intervals = []
     for trial in newest:
@@ -156,14 +152,8 @@ def trials_blocks(trials: Sequence[TrialEvent], name: str) -> list[Block]:
             f"{newest[-1].confidence * 100:.0f} % CI; an interval that contains 1x shows no measurable difference."
         )
         out.append(Intervals("Candidate vs. baseline", tuple(intervals), note))
-    rows = []
-    for trial in trials:
-        before, after = trial.base.get("peak_bytes"), trial.change.get("peak_bytes")
-        memory = MISSING if before is None and after is None else f"{size(before)} → {size(after)}"
-        speed, effect = ratio_text(trial, MISSING), _EFFECT[trial.in_effect]
-        rows.append((_change(trial), trial.verdict, speed, memory, trial.loss, effect))
-    columns = ("change", "verdict", "speed", "peak memory", "loss", "applied")
-    out.append(Table("Trials", columns, tuple(rows), wide=0).newest(_NEWEST))
+    if len(trials) > _NEWEST:
+        out.append(Text(f"The newest {_NEWEST} of {len(trials):,} trials.", "note"))
     for trial in newest:
         out += [*trial_blocks(trial, _change(trial)), Text(conditions(trial), "note")]
     return out
