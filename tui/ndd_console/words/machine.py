@@ -141,18 +141,14 @@ def _budget(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     elif not plan["levels"]:
         yield "budget", "no block has to compute again"
     else:
-        by_level = {
-            level: [name for name in plan["levels"] if plan["levels"][name] == level] for level in LEVELS
-        }
-        what = "; ".join(f"{LEVELS[level]}: {', '.join(names)}" for level, names in by_level.items() if names)
-        costs = (
-            "" if plan["slower"] is None else f"; a micro-batch takes {factor(plan['slower'])} times as long"
-        )
+        known, slower = plan["levels"].items(), plan["slower"]
+        by_level = {level: [name for name, own in known if own == level] for level in LEVELS}
+        costs = "" if slower is None else f"; a micro-batch takes {factor(slower)} times as long"
+        yield "budget", f"{len(known)} of {counted(plan['blocks'], 'block')} keep less for backward{costs}"
         yield (
-            "budget",
-            f"{len(plan['levels'])} of {counted(plan['blocks'], 'block')} keep less for backward{costs}",
+            "",
+            "; ".join(f"{LEVELS[level]}: {', '.join(names)}" for level, names in by_level.items() if names),
         )
-        yield "", what
     for name, why in plan["refused"].items():
         yield "", f"{printable(name)} keeps what it needs: {why}"
 

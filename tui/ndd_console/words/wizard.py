@@ -19,10 +19,24 @@ if TYPE_CHECKING:
     from ndd_engine.predict.probe_process import Opened
     from ndd_engine.wizard.planner import Situation
     from ndd_engine.wizard.session import Choice, ProposalSet
+    from ndd_engine.workloads.interface import DataFacts
 
 _LARGE = float("inf")
 ITEMS, TOKENS = "items/s", "tokens/s"  # columns; their headings name the items and tokens of the workload
 _ESTIMATES = "times are estimates, with a range over what the host takes to launch a kernel"
+
+# Goals and questions.
+MEANINGS = {
+    "throughput": "as many items per second as possible within the limits below",
+    "low-memory": "little memory at nearly full speed, for a machine shared with others",
+    "reproducible": "fp32 and deterministic algorithms: the same results on the same machine",
+    "time": "the shortest time for the number of items below, including data preparation",
+    "number of items": "the total number of items to train on",
+    "effective batch": "items per optimizer step; kept by gradient accumulation, as another one changes the training",
+    "minimum sequence": "shorter sequences are faster and need less memory, but give the model less context",
+    "model sizes": "smaller models are faster and need less memory, but reach a higher loss",
+    "reserved memory": "kept free for evaluation, libraries and other processes",
+}
 
 # Columns that some models have no values for: left out if no row has one.
 APPLIES: dict[str, Callable[[Proposal], Any]] = {
@@ -272,3 +286,15 @@ def lengths_line(opened: Opened) -> tuple[str, ...]:
     median, ninety = lengths[len(lengths) // 2], lengths[min(int(len(lengths) * 0.9), len(lengths) - 1)]
     unit = plural(opened.token or "step")
     return (f"lengths: {lengths[0]} to {lengths[-1]} {unit}, median {median}, 90th percentile {ninety}",)
+
+
+def data_texts(known: DataFacts | None, chosen: str) -> tuple[str, ...]:
+    """What is known of the data of a workload before it is read. chosen: a size that is chosen automatically, or ""."""
+    if known is None:
+        return ("the number of items is known after the data has been read",)
+    amount = counted(known.train_items, f"training {known.item}")
+    if known.tokens_per_item:
+        amount += f", {counted(known.tokens_per_item, known.token or 'token')} each"
+    if chosen:
+        amount += f" (with size {chosen}; the size is chosen automatically)"
+    return (known.text, amount)

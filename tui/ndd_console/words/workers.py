@@ -15,6 +15,7 @@ from ndd_engine.text import MISSING, counted, number, percent, size
 from .blocks import Bars, Block, NamedValues, Table, Text, ns
 
 _MOST_ITEMS = 8
+LOADER = "Data loader"
 NONE = "This run has no loader workers, or they have not made a few batches yet."
 _TIMES = (
     "Times are of a batch. Idle is waiting until a batch is wanted. Another thread pickles and sends a batch, beside "
@@ -38,14 +39,9 @@ def workers_blocks(snapshot: Snapshot) -> list[Block]:
 def busy_bars(workers: Sequence[WorkerFigures]) -> Bars:
     """One bar for each: the part of its time in which it makes batches."""
     rows = tuple(
-        (
-            f"worker {one.number}",
-            1 - one.idle,
-            f"{percent(1 - one.idle)} busy, {ns(one.batch_ns)} a batch",
-            "blue",
-        )
+        (f"worker {one.number}", 1 - one.idle, f"{percent(1 - one.idle)} busy, {ns(one.batch_ns)} a batch", "blue")
         for one in workers
-    )
+    )  # fmt: skip
     return Bars("Workers", rows)
 
 
@@ -56,11 +52,8 @@ def facts(view: View) -> NamedValues:
     if (plan := plan_of(view)) is not None:
         told = f"{counted(enough(plan), 'worker')} would be enough; a batch each {ns(batch_ns(plan))} with those of now"
         rows.append(("predicted", told))
-    doing = (
-        [(f"worker {one.number}", one.doing) for one in found.workers if one.doing]
-        if found is not None
-        else []
-    )
+    workers = found.workers if found is not None else ()
+    doing = [(f"worker {one.number}", one.doing) for one in workers if one.doing]
     return NamedValues((*rows, *doing), warn=frozenset(name for name, _ in doing))
 
 
@@ -84,15 +77,9 @@ def functions_table(found: WorkersEvent) -> Table:
     """The functions that take the time of a batch."""
     title = f"Functions in workers, from {counted(found.profiles, 'batch')} under Python's profiler"
     rows = tuple(
-        (
-            percent(row[4]),
-            percent(row[5]),
-            number(row[3]),
-            does(row) or MISSING,
-            f"{row[0]}:{row[1]} in {row[2]}",
-        )
+        (percent(row[4]), percent(row[5]), number(row[3]), does(row) or MISSING, f"{row[0]}:{row[1]} in {row[2]}")
         for row in found.functions
-    )
+    )  # fmt: skip
     columns = ("share", "with calls", "calls", "what", "function") if rows else ()
     note = _SHARES if rows else "No batch was profiled yet."
     return Table(title, columns, rows, frozenset({0, 1, 2}), note, wide=4)
@@ -114,15 +101,8 @@ def items_table(workers: Sequence[WorkerFigures]) -> Table:
 def memory_table(workers: Sequence[WorkerFigures]) -> Table:
     """What Linux knows of each."""
     columns = (
-        "worker",
-        "pid",
-        "memory",
-        "private",
-        "descriptors",
-        "from storage a batch",
-        "new pages a batch",
-        "late",
-    )
+        "worker", "pid", "memory", "private", "descriptors", "from storage a batch", "new pages a batch", "late",
+    )  # fmt: skip
     rows = tuple(
         (
             f"{one.number}", f"{one.pid}" if one.pid else MISSING, size(one.pss_bytes), size(one.private_bytes),
@@ -134,9 +114,6 @@ def memory_table(workers: Sequence[WorkerFigures]) -> Table:
     )  # fmt: skip
     note = "Memory counts shared pages in proportion (PSS). Late: ready to run, without a processor."
     return Table("Processes", columns, rows, frozenset(range(1, len(columns))), note)
-
-
-LOADER = "Data loader"
 
 
 def loader_facts(loader: LoaderEvent) -> NamedValues:
