@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ndd_console.render.rows import block_rows
 from ndd_console.render.text import lines
-from ndd_console.view.rows import cells, width_of
+from ndd_console.view.rows import cells, short_places, width_of
 from ndd_console.words.blocks import COMMAND, Bars, Block, Curves, NamedValues, Table, Text, Time, Verdict
 from ndd_console.words.comparison import two_compared
 from ndd_console.words.trace import memory_blocks
@@ -88,6 +88,13 @@ def test_a_place_keeps_its_file_its_line_and_its_function_longer_than_the_column
     width: int, end: str
 ) -> None:
     assert plain(PATHS, width)[-1].endswith(end)
+
+
+@pytest.mark.parametrize("text", ["waits in {}net/layers/clips.py:41 in load", "({}x.py:3)", "{}no place"])
+def test_a_place_with_many_folders_is_shortened_at_once(text: str) -> None:
+    shown = short_places(text.format("a/" * 50_000), 40)
+    assert cells(shown) <= 40 or "no place" in shown
+    assert shown.endswith(text.rpartition("/")[2].rpartition("}")[2])
 
 
 def test_a_long_text_stands_below_the_other_columns_where_there_is_little_room() -> None:
