@@ -86,9 +86,7 @@ def delete(asked: Asked) -> int:
         return EXIT_DONE
     if not asked.yes:
         if not sys.stdin.isatty():
-            raise UsageError(
-                f"deleting {total} needs an answer: add --yes, as there is no terminal to ask on"
-            )
+            raise UsageError(f"deleting {total} needs an answer: without a terminal, add --yes")
         if not click.confirm(printable(f"Delete {total} in {root.absolute()}?"), default=False, err=True):
             say("nothing was deleted")
             return EXIT_FAILED

@@ -47,37 +47,26 @@ LEFT_OUT = 0.02
     name="try",
 )
 @click.argument(
-    "words",
-    nargs=-1,
-    metavar="[RUN|CONFIG | -- COMMAND...]",
-    type=click.UNPROCESSED,
-    shell_complete=run_names,
-)
+    "words", nargs=-1, metavar="[RUN|CONFIG | -- COMMAND...]", type=click.UNPROCESSED, shell_complete=run_names,
+)  # fmt: skip
 @options.set_option
 @options.workload_option
 @options.budget_option("Maximum duration, setup included; the trial ends early once the result is clear.")
 @options.pause_option
-@click.option(
+@options.flag(
     "--separate-processes",
     "restarts",
-    is_flag=True,
     help="Measure in pairs of processes, even if one process could switch between both sides.",
 )
 @click.option("--cause", metavar="CAUSE", help="Finding that suggested the change, stored with the result.")
 @click.option(
-    "--arg",
-    "arguments",
-    metavar="NAME=VALUE",
-    multiple=True,
+    "--arg", "arguments", metavar="NAME=VALUE", multiple=True,
     help="Try another argument of the script's command, e.g. batch-size=128; repeatable.",
-)
+)  # fmt: skip
 @click.option(
-    "--env",
-    "variables",
-    metavar="NAME=VALUE",
-    multiple=True,
+    "--env", "variables", metavar="NAME=VALUE", multiple=True,
     help="Try another environment variable for the script; repeatable.",
-)
+)  # fmt: skip
 @options.flag("--apply", help="Write the edit that makes a faster change to the script, after a question.")
 @options.side_effects_option
 @options.json_option
@@ -133,13 +122,9 @@ def try_(asked: options.Asked) -> int:
             return EXIT_DONE
         measure = partial(run_script_trial, request, state.run.config, state.run.device)
     elif asked.apply:
-        raise UsageError(
-            "--apply edits the file of an observed script; a configuration is written with tune -o FILE"
-        )
+        raise UsageError("--apply edits an observed script; a configuration is written with tune -o FILE")
     elif starts or asked.allow_side_effects:
-        raise UsageError(
-            "--arg, --env and --allow-side-effects are for the run of an observed script (ndd-console run)"
-        )
+        raise UsageError("--arg, --env and --allow-side-effects are for observed scripts (ndd-console run)")
     else:
         from ndd_engine.trial.trial import run_trial
 
