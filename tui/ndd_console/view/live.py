@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ndd_console.words.blocks import small
 from ndd_console.words.finding import CALM, DiagnosisResult, ceiling_text, change_text, choices, evidence_text
+from ndd_console.words.memory import memory_heading
 from ndd_console.words.ranks import late_words
 from ndd_console.words.run import LOST, end_text, items_rate, loss_text, metrics_text, rates
 from ndd_console.words.step import PAUSED, micro_steps, work_short, work_texts
@@ -25,7 +26,6 @@ from .blocks import (
     idle_heading,
     idle_rows,
     machine_rows,
-    memory_heading,
     memory_rows,
     panel,
     progress,

@@ -31,3 +31,9 @@ def fits_text(snapshot: Snapshot, width: int = 100) -> str:
         return ""
     text = f"about batch {number(fits)} fits (predicted)"
     return text if len(text) <= width else f"predicted: batch {number(fits)} fits"
+
+
+def memory_heading(snapshot: Snapshot) -> str:
+    """ "memory 16.0 GiB" of the GPU, or of the host."""
+    what = "memory" if snapshot.headroom.kind == "gpu" else "host memory"
+    return f"{what} {size(snapshot.headroom.total_bytes)}"

@@ -94,10 +94,10 @@ def loss_text(snapshot: Snapshot) -> str:
 def introduction(snapshot: Snapshot) -> list[str]:
     run = snapshot.run
     assert run is not None
-    threads = f", {counted(run.threads, 'thread')}" if run.device == "cpu" and run.threads else ""
+    threads = counted(run.threads, "thread") if run.device == "cpu" and run.threads else ""
     lines = [
         f"run {run.name}: {run.workload}, {number(run.parameters or None)} parameters ({run.model})",
-        f"on {run.device_name}{threads}{f', {run.precision}' if run.precision else ''}; {run.data}",
+        f"on {', '.join(filter(None, (run.device_name, threads, precision_text(run))))}; {run.data}",
         f"{steps_text(snapshot, run)}; {epoch_text(snapshot, run)}",
     ]
     if run.resumed_step is not None:
@@ -171,7 +171,7 @@ def run_facts(
         ("model", model_text(run)),
         ("command" if is_script(run) else "data", run.data),
         ("machine", f"{run.device_name} ({', '.join(filter(None, device))}) on host {run.host}"),
-        ("precision", run.precision),
+        ("precision", precision_text(run)),
         ("steps", steps_text(snapshot, run)),
         ("epoch", "" if is_script(run) else epoch_text(snapshot, run)),
         ("versions", versions_text(run)),
@@ -286,3 +286,10 @@ def _summary(
     if end is not None and end.checkpoint and status not in ("done", "failed"):
         name = run.name if run is not None else folder.name
         yield resume_text(name)
+
+
+def precision_text(run: RunEvent) -> str:
+    """ "bf16 + compile"."""
+    text = foreign(run.precision)
+    compiled = setting(run, "speed", "compile") not in (None, False, "off")
+    return f"{text} + compile" if compiled and "compile" not in text else text
