@@ -524,9 +524,9 @@ def test_each_result_is_recorded_as_it_comes(
     asked: Any = SimpleNamespace(budget=9.0, only=(), allow_side_effects=False, as_json=False)
     if dies:
         with pytest.raises(RuntimeError):
-            cli.tune_script_run(asked, directory)
+            cli.tune_script_run(asked, directory, lambda _: None)
     else:
-        assert cli.tune_script_run(asked, directory) == 0
+        assert cli.tune_script_run(asked, directory, lambda _: None) == 0
         assert "num_workers=2" in capsys.readouterr().out
     assert [event.sets for event in recorded] == [list(request.sets) for request in bench.requests]
     assert len(recorded) == 2 if dies else len(recorded) > 2

@@ -32,7 +32,9 @@ MEANINGS = {
     "reproducible": "fp32 and deterministic algorithms: the same results on the same machine",
     "time": "the shortest time for the number of items below, including data preparation",
     "number of items": "the total number of items to train on",
-    "effective batch": "items per optimizer step; kept by gradient accumulation, as another one changes the training",
+    "effective batch": (
+        "items per optimizer step; kept by gradient accumulation, because changing it changes the training"
+    ),
     "minimum sequence": "shorter sequences are faster and need less memory, but give the model less context",
     "model sizes": "smaller models are faster and need less memory, but reach a higher loss",
     "reserved memory": "kept free for evaluation, libraries and other processes",
