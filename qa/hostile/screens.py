@@ -39,7 +39,7 @@ from ndd_console.view.rows import Entry, framed, inner_width, width_of
 from ndd_console.view.style import COLOUR, Row, ascii_rows
 from ndd_console.widgets.canvas import Canvas, changes
 from ndd_console.words.blocks import Text
-from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
+from ndd_console.words.finding import Diagnosis, diagnosis_blocks
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import TextsEvent
 from ndd_engine.record.snapshot import STATUSES, Snapshot

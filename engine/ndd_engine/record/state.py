@@ -57,6 +57,7 @@ from .figures import (
     headroom,
     idle,
     memory_bytes,
+    on_gpu,
     phase_shares,
     setting_text,
     shares_across,
@@ -526,7 +527,7 @@ class RunState(Facts):
         busy_s = (wall - overhead) * 1e-9
         step_ns = (wall - overhead) / steps if steps else None
         run, clocks = self.run, self.first_clocks
-        on_gpu = run is not None and run.device.startswith("cuda")
+        cuda = on_gpu(run)
         left = TimeLeft()
         if run is not None and step_ns is not None:
             left = time_left(
@@ -556,7 +557,7 @@ class RunState(Facts):
             headroom=headroom(run, self.sample, self.memory),
             loss_trend=self.losses.view(),
             rate_trend=self.rates.view(),
-            memory_trend=(self.memories if on_gpu else self.residents).view(),
+            memory_trend=(self.memories if cuda else self.residents).view(),
             gap_trend=self.gaps.view(),
             heap_trend=self.heaps.view(),
             pace=self.pace.view(),
