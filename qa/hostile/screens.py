@@ -36,7 +36,7 @@ from ndd_console.view.bars import plot_rows
 from ndd_console.view.keys import LIVE_KEYS
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import Entry, framed, inner_width, width_of
-from ndd_console.view.style import COLOUR, Row, ascii_rows
+from ndd_console.view.style import COLOUR, Row, to_ascii
 from ndd_console.widgets.canvas import Canvas, changes
 from ndd_console.words.blocks import Text
 from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
@@ -70,7 +70,8 @@ def check(make: Callable[[random.Random], Draw], seed: int) -> None:
         width, height = strange.size(rng)
         rows = draw(width, height)
         whole(rows, width, height)
-        whole(ascii_rows(rows), width, height, ascii_only=True)
+        in_ascii: list[Row] = [tuple((to_ascii(text), style) for text, style in row) for row in rows]
+        whole(in_ascii, width, height, ascii_only=True)
         painted(rows, make(rng)(width, height))
 
 
@@ -88,7 +89,7 @@ def whole(rows: list[Row], width: int, height: int, ascii_only: bool = False) ->
 def painted(before: list[Row], after: list[Row]) -> None:
     """The escape sequences from one frame to the next contain nothing but moves and colours."""
     canvas = Canvas()
-    canvas._rows = after
+    canvas.show(after)
     for y, (old, new) in enumerate(zip(before, after, strict=True)):
         sent = canvas.patch((y, start, end) for start, end in changes(old, new))
         assert all(char.isprintable() or char == "\x1b" for char in sent), repr(sent)

@@ -15,7 +15,7 @@ from ndd_console.jobs.run_sources import code_folder
 from ndd_console.view.keys import LIVE_KEYS, Key
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import Keys, key_at
-from ndd_console.view.style import Look, Row, ascii_rows
+from ndd_console.view.style import Look, Row
 from ndd_console.widgets.canvas import Canvas
 from ndd_console.widgets.textual_private import paint_changes
 from ndd_console.words.diagnosis import Diagnosis
@@ -77,7 +77,7 @@ class LiveScreen(KeyScreen):
         on_painted: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(look, on_painted)
-        self.canvas = Canvas(look.styles, linked=look.links)
+        self.canvas = Canvas(look)
         paint_changes(self, self.canvas)
         self.source = source
         self._diagnosis = diagnosis
@@ -129,7 +129,7 @@ class LiveScreen(KeyScreen):
 
     def show_rows(self, rows: list[Row]) -> None:
         folder = code_folder(self._snapshot.run) if self.look.links else None
-        self.canvas.show(ascii_rows(rows) if self.look.ascii_only else rows, folder)
+        self.canvas.show(rows, folder)
 
     def _state(self) -> LiveState:
         snapshot = self._snapshot

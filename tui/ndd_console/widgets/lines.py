@@ -58,12 +58,14 @@ def links(
             yield place.start(), place.end(), Path(path).absolute().as_uri()
 
 
-def segments(row: Row, look: Look, folder: Path | None = None) -> Iterator[Segment]:
+def segments(
+    row: Row, look: Look, folder: Path | None = None, exists: Callable[[str], bool] = os.path.isfile
+) -> Iterator[Segment]:
     """The row as Rich's segments, with `links` where the terminal has them."""
     for text, name in row:
         style = look.styles[name]
         start = 0
-        for first, end, address in links(text, folder) if look.links else ():
+        for first, end, address in links(text, folder, exists) if look.links else ():
             yield Segment(text[start:first], style)
             yield Segment(text[first:end], style + Style(link=address))
             start = end
@@ -71,7 +73,7 @@ def segments(row: Row, look: Look, folder: Path | None = None) -> Iterator[Segme
 
 
 class AsciiFilter(LineFilter):
-    """Shows the lines of all widgets in ASCII."""
+    """Shows the lines of all widgets in ASCII, those of the canvas, too."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [Segment(to_ascii(text), style, control) for text, style, control in segments]
