@@ -15,14 +15,13 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.message_pump import MessagePump
 from textual.screen import ModalScreen, Screen
-from textual.scroll_view import ScrollView
 from textual.widget import Widget
 from textual.widgets import RichLog
 
-from ndd_console.view.keys import APP_KEYS, NEEDS, SCROLL_KEYS, Key
+from ndd_console.view.keys import APP_KEYS, NEEDS, SCROLL_KEYS, SIDEWAYS_KEY, Key
 from ndd_console.view.rows import Entry, Keys, cells, footer_row, framed, inner_width, paragraph, rule, wrap
 from ndd_console.view.style import Look, Row
-from ndd_console.widgets.lines import KeyBar, Lines, RowList, TextField, bindings
+from ndd_console.widgets.lines import KeyBar, Lines, RowList, RowTable, TextField, bindings
 from ndd_engine.errors import error_text
 
 if TYPE_CHECKING:
@@ -154,11 +153,17 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         return self
 
     def use_key(self, name: str) -> None:
-        """Do what a key does now, if anything. name: one of its names, or as the footer shows it."""
-        for key in self.usable():
+        """Do what a key does now, or say why it does nothing. name: one of its names, or as the footer shows it."""
+        for key in (*self.usable(), *self.keys):
             if name in (key.shown, *key.names.split(",")):
                 self.use(key)
                 return
+        self.say(NEEDS["a key"])
+
+    def on_key(self, event: events.Key) -> None:
+        """No key is silent. What is typed into a field does not arrive here."""
+        if event.is_printable and event.key not in self.active_bindings:
+            self.use_key(event.key)
 
     def action_help(self) -> None:
         from .pages import HelpScreen
@@ -207,24 +212,22 @@ class KeyScreen(Screen[None], inherit_bindings=False):
 class WidgetScreen(KeyScreen):
     """A screen of Textual's widgets: `top`, `body` and `below`, and the footer.
 
-    text: what the keys scroll: the body, or what is shown in its place. between: widgets after the body. selects: the
-    action of a selected entry of the body. every_s: seconds from one `look_again` to the next; 0 for none.
+    others: shown in place of the body, see `swap`. between: widgets after the body. selects: the action of a selected
+    entry of a list or a table. every_s: seconds from one `look_again` to the next; 0 for none.
     """
 
     selects: ClassVar[str] = ""
     every_s: ClassVar[float] = 0.0
 
     def __init__(
-        self, look: Look, body: Widget, on_painted: Callable[[], None] | None = None, *, text: Lines | None = None,
-        between: tuple[Widget, ...] = (),
+        self, look: Look, body: Widget, on_painted: Callable[[], None] | None = None, *,
+        others: tuple[Widget, ...] = (), between: tuple[Widget, ...] = (),
     ) -> None:  # fmt: skip
         super().__init__(look, on_painted)
         self.top, self.below, self.bar = Lines(look), Lines(look), KeyBar(look)
-        self.body, self._parts = body, [body, *between]
-        self.text: ScrollView | None = body if isinstance(body, Lines | RichLog) else text
-        if text is not None:
-            text.display = False
-            self._parts.append(text)
+        self.body, self._bodies, self._parts = body, (body, *others), (body, *between, *others)
+        for other in others:
+            other.display = False
         self._instead = Lines(look, classes="instead")
         self._instead.display = False
         self.message = ("", "text")
@@ -265,6 +268,12 @@ class WidgetScreen(KeyScreen):
     def on_option_list_option_selected(self) -> None:
         self.action_use(self.selects)
 
+    on_data_table_row_highlighted = on_option_list_option_highlighted
+
+    def on_data_table_row_selected(self) -> None:
+        if self.selects:
+            self.action_use(self.selects)
+
     def paint_if_current(self) -> None:
         """Draw the screen if it is not below another one, whose end draws it."""
         if self.is_current:
@@ -303,26 +312,33 @@ class WidgetScreen(KeyScreen):
         self._instead.show(rows)
         self._instead.display = True
 
-    def swap(self, *, listed: bool) -> None:
-        """Show the list or the text of a screen that has both, and give it the focus."""
-        text = self.text
-        if text is not None and (listed != self.body.display or listed == text.display):
-            self.body.display, text.display = listed, not listed
-            (self.body if listed else text).focus()
+    def swap(self, wanted: Widget) -> None:
+        """Show one of the bodies, and give it the focus."""
+        if self._shown is not wanted:
+            for one in self._bodies:
+                one.display = one is wanted
+            wanted.focus()
             self.call_after_refresh(self.paint)  # whether the text scrolls depends on its height
 
+    @property
+    def _shown(self) -> Widget:
+        return next(one for one in self._bodies if one.display)
+
     def usable(self) -> Iterator[Key]:
-        """Also the keys that scroll, if there is more text than room."""
-        text = self.text
-        if text is not None and text.display and text.max_scroll_y > 0:
+        """Also the keys that scroll, if there is more than room for it."""
+        shown = self._shown
+        if isinstance(shown, Lines | RichLog) and shown.max_scroll_y > 0:
             yield from SCROLL_KEYS
+        elif isinstance(shown, RowTable) and shown.max_scroll_x > 0:
+            yield SIDEWAYS_KEY
         yield from super().usable()
 
     def help_keys(self) -> tuple[Key, ...]:
-        return (*(SCROLL_KEYS if self.text is not None else ()), *super().help_keys())
+        scrolls = any(isinstance(one, Lines | RichLog) for one in self._bodies)
+        return (*(SCROLL_KEYS if scrolls else ()), *super().help_keys())
 
     def target(self, key: Key) -> Widget:
-        return self.text or self if key in SCROLL_KEYS else self
+        return self._shown if key in (*SCROLL_KEYS, SIDEWAYS_KEY) else self
 
 
 class Dialog(ModalScreen[str], inherit_bindings=False):

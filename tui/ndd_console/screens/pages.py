@@ -32,7 +32,7 @@ from ndd_console.words.workers import workers_blocks
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import foreign
 
-from .base import TextQuestion, WidgetScreen
+from .base import KeyScreen, TextQuestion, WidgetScreen
 
 if TYPE_CHECKING:
     from ndd_console.jobs.folder import StartRow
@@ -185,10 +185,24 @@ class StartScreen(LoadedPage):
             self.console.open_wizard(None, self._row)
 
 
-class RunPage(PageScreen):
-    """A page about a run, updated every second."""
+class AboveRun(WidgetScreen):
+    """A page over the live screen, updated every second, where the other keys of the live screen work, too."""
 
     every_s = REFRESH_S
+
+    def use_key(self, name: str) -> None:
+        """A key that is not one of this page returns to the live screen, and is used there."""
+        below = self.app.screen_stack[-2]
+        own = any(name in (key.shown, *key.names.split(",")) for key in (*self.usable(), *self.keys))
+        if own or not isinstance(below, KeyScreen) or not self.is_current:
+            super().use_key(name)
+        else:
+            self.action_back()
+            below.use_key(name)
+
+
+class RunPage(AboveRun, PageScreen):
+    """A page about a run."""
 
     def __init__(self, look: Look, source: RunSource) -> None:
         super().__init__(look)
@@ -371,11 +385,10 @@ class OutputView(RichLog):
         self._show_row(self.places[self.place])
 
 
-class LogScreen(WidgetScreen):
-    """The captured output, updated every second."""
+class LogScreen(AboveRun):
+    """The captured output."""
 
     keys = LOG_KEYS
-    every_s = REFRESH_S
     body: OutputView
 
     def __init__(self, look: Look, source: RunSource) -> None:

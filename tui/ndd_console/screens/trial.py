@@ -178,7 +178,7 @@ class TrialScreen(WidgetScreen):
         self.field = TextField(placeholder=_HINT, max_length=_TYPED, classes="field", select_on_focus=False)
         self._label, self.page = Lines(look), Lines(look, scrolls=True)
         body = RowList(look, after=self.field, one_click=False)
-        super().__init__(look, body, text=self.page, between=(self._label, self.field))
+        super().__init__(look, body, others=(self.page,), between=(self._label, self.field))
         self.view = view
         self._trials = trials
         self._earlier = earlier
@@ -217,7 +217,7 @@ class TrialScreen(WidgetScreen):
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
         state = self.view
         choosing = state.stage == "choose"
-        self.swap(listed=choosing)
+        self.swap(self.body if choosing else self.page)
         self._label.display = self.field.display = choosing
         if not choosing:
             measures = state.stage == "measure"

@@ -12,20 +12,23 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.style import Style
+from rich.text import Text as Words
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.color import Color
+from textual.coordinate import Coordinate
 from textual.filter import LineFilter
 from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
-from textual.widgets import Input, OptionList
+from textual.widgets import DataTable, Input, OptionList
 from textual.widgets.option_list import Option
 
-from ndd_console.view.keys import LIST_KEYS, SCROLL_KEYS, Key
+from ndd_console.view.keys import LIST_KEYS, SCROLL_KEYS, TABLE_KEYS, Key
 from ndd_console.view.rows import BLANK, Entry, fit, key_at
-from ndd_console.view.style import Look, Row, to_ascii
+from ndd_console.view.style import Look, Row, Span, to_ascii
+from ndd_engine.text import foreign
 
 # A place in code, such as "data/clips.py:41".
 _PLACE = re.compile(r"[\w./-]*\w\.py:\d+")
@@ -215,3 +218,45 @@ class RowList(OptionList):
         if places:
             self.highlighted = min(places, key=lambda index: (abs(index - place), index))
             self.scroll_to_highlight()
+
+
+class RowTable(DataTable[Words]):
+    """A table of untrusted texts, of which one row is selected. A second click on a row is the key Enter.
+
+    fixed: the first columns, which stay while the others scroll sideways.
+    """
+
+    BINDINGS = bindings(TABLE_KEYS)
+
+    def __init__(self, look: Look, fixed: int) -> None:
+        super().__init__(
+            cursor_type="row", fixed_columns=fixed, cell_padding=1, cursor_foreground_priority="css"
+        )
+        self._look = look
+        self._heads: Sequence[Span] = ()
+        self._values: Sequence[Any] = ()
+        self._grid: Sequence[Sequence[Span]] = ()
+
+    @property
+    def chosen(self) -> Any:
+        """The value of the selected row; None if there is none."""
+        return self._values[self.cursor_row] if self._values else None
+
+    def show(self, heads: Sequence[Span], rows: Sequence[tuple[Any, Sequence[Span]]]) -> None:
+        """Show these columns and rows, each with its value; only changed cells are drawn anew."""
+        before = self._grid
+        self._values, self._grid = [value for value, _ in rows], [cells for _, cells in rows]
+        if heads != self._heads or len(before) != len(rows):
+            place, self._heads = self.cursor_row, heads
+            self.clear(columns=True)
+            self.add_columns(*map(self._words, heads))
+            self.add_rows(map(self._words, cells) for cells in self._grid)
+            self.move_cursor(row=place)
+            return
+        for y, (old, new) in enumerate(zip(before, self._grid, strict=True)):
+            for x, span in enumerate(new):
+                if span != old[x]:
+                    self.update_cell_at(Coordinate(y, x), self._words(span), update_width=True)
+
+    def _words(self, span: Span) -> Words:
+        return Words(foreign(span[0]), self._look.styles[span[1]])

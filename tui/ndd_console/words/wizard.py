@@ -144,15 +144,12 @@ def label(proposal: Proposal) -> str:
 
 
 def verified_texts(proposal: Proposal) -> tuple[str, ...]:
-    """The predictions beside their measurements, or one text in place of them: that or why there are none."""
-    known = proposal.measured
-    if known is None:
-        predicted = f"{size(proposal.memory_bytes)}, {duration(proposal.step_s)} a step"
-        return (f"not measured yet; predicted {predicted}",)
-    if known.step_s is None:
-        return (known.verdict,)
-    memory, time = (proposal.memory_bytes, known.memory_bytes), (proposal.step_s, known.step_s)
-    return *map(size, memory), _error(*memory), *map(duration, time), _error(*time)
+    """The predictions beside their measurements, or beside what is known in place of these."""
+    known, memory, step = proposal.measured, proposal.memory_bytes, proposal.step_s
+    if known is None or known.step_s is None:
+        return size(memory), known.verdict if known is not None else "not yet", "", duration(step), "", ""
+    memories, times = (memory, known.memory_bytes), (step, known.step_s)
+    return *map(size, memories), _error(*memories), *map(duration, times), _error(*times)
 
 
 def _error(predicted: float | None, measured: float | None) -> str:
