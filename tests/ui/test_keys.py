@@ -76,6 +76,24 @@ async def test_a_key_that_cannot_work_is_not_offered_and_says_why(
         assert NEEDS[need] in text_of(app) and source.commands == []
 
 
+async def test_a_key_without_effect_says_so_and_pages_of_a_run_have_the_keys_of_the_live_screen() -> None:
+    source = FakeSource(tries=FakeTrials())
+    async with running(source, rules=found(FINDING)) as (app, pilot):
+        for page in ("d", "i", "l", ""):
+            await press(pilot, *page, "m")
+            assert NEEDS["a key"] in text_of(app) and source.commands == []
+            assert isinstance(app.screen, LiveScreen) == (not page)
+            await press(pilot, *(["escape"] if page else []))
+        await press(pilot, "d", "k")
+        assert isinstance(app.screen, LiveScreen) and source.commands == ["kernels"]
+        await press(pilot, "d", "i")
+        assert isinstance(app.screen, SettingsScreen)
+        await press(pilot, "o")
+        assert isinstance(app.screen, LiveScreen) and NEEDS["workers"] in text_of(app)
+        await press(pilot, "t", "tab", "m", "escape", "?", "m")
+        assert NEEDS["a key"] in text_of(app)
+
+
 async def click_on(pilot: Pilot[Any], text: str, times: int = 1) -> None:
     await press(pilot)
     lines = text_of(pilot.app).split("\n")

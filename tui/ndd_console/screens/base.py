@@ -154,15 +154,20 @@ class KeyScreen(Screen[None], inherit_bindings=False):
 
     def use_key(self, name: str) -> None:
         """Do what a key does now, or say why it does nothing. name: one of its names, or as the footer shows it."""
-        for key in (*self.usable(), *self.keys):
-            if name in (key.shown, *key.names.split(",")):
-                self.use(key)
-                return
-        self.say(NEEDS["a key"])
+        key = self.key_named(name)
+        if key is not None:
+            self.use(key)
+        else:
+            self.say(NEEDS["a key"])
+
+    def key_named(self, name: str) -> Key | None:
+        named = (key for key in (*self.usable(), *self.keys) if name in (key.shown, *key.names.split(",")))
+        return next(named, None)
 
     def on_key(self, event: events.Key) -> None:
         """No key is silent. What is typed into a field does not arrive here."""
         if event.is_printable and event.key not in self.active_bindings:
+            event.stop()  # it is not also a key of the screen that this one opens
             self.use_key(event.key)
 
     def action_help(self) -> None:

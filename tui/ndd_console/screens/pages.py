@@ -191,14 +191,17 @@ class AboveRun(WidgetScreen):
     every_s = REFRESH_S
 
     def use_key(self, name: str) -> None:
-        """A key that is not one of this page returns to the live screen, and is used there."""
+        """A key of the live screen that is none of this page returns there, and is used."""
         below = self.app.screen_stack[-2]
-        own = any(name in (key.shown, *key.names.split(",")) for key in (*self.usable(), *self.keys))
-        if own or not isinstance(below, KeyScreen) or not self.is_current:
-            super().use_key(name)
-        else:
+        if (
+            self.key_named(name) is None
+            and isinstance(below, KeyScreen)
+            and below.key_named(name) is not None
+        ):
             self.action_back()
             below.use_key(name)
+        else:
+            super().use_key(name)
 
 
 class RunPage(AboveRun, PageScreen):

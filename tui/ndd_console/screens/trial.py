@@ -14,7 +14,7 @@ from ndd_console.view.keys import TRIAL_KEYS, Key
 from ndd_console.view.rows import BLANK, Entry, aligned, cells, paragraph, rule, shorten, titled
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList, TextField
-from ndd_console.words.blocks import at_most
+from ndd_console.words.finding import ceiling_text
 from ndd_console.words.stopping import trial_stopping
 from ndd_console.words.trial import VERDICTS, conditions, trial_blocks, trial_text
 from ndd_engine.diagnose import Change, Finding
@@ -106,7 +106,8 @@ def entries(state: TrialState, width: int) -> list[Entry]:
 def _proposal(proposed: ProposedChange, width: int) -> tuple[Row, Row]:
     change, finding = proposed
     title, text = sets_text(change.sets), f": {foreign(finding.advice(change))}"
-    end = "" if finding.ceiling is None else f", {at_most(finding.ceiling)}"
+    gain = ceiling_text(finding)
+    end = f", {gain}" if gain else ""
     why = shorten(f"  for: {foreign(finding.title)}", max(width - cells(end), 1))
     text = text if cells(title) + cells(text) <= width else ""
     return ((shorten(title, width), "bold"), (text, "text")), ((why + end, "dim"),)
