@@ -177,14 +177,14 @@ async def test_the_command_of_a_finding_and_the_diff_of_a_trial_are_copied(
         app.copy_to_clipboard("")
         await press(pilot, "d", "y")
         assert app.clipboard == command
-        await until(pilot, lambda: "copied" not in text_of(app))
-        await press(pilot, "t", "enter")
+        await press(pilot, "d", "t", "enter")
         screen = app.screen
         assert isinstance(screen, TrialScreen) and isinstance(screen._trials, FakeTrials)
         screen._trials.jobs[0].result, screen._trials.jobs[0].done = trial_event(), True
         screen.look_again()
         await press(pilot, "y")
         assert app.clipboard == "+loader.workers=4\n+loader.pin_memory=true"
+        await until(pilot, lambda: "copied" not in text_of(app))
 
 
 def test_a_place_in_code_that_exists_is_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

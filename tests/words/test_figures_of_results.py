@@ -51,7 +51,7 @@ from ndd_engine.wizard.proposals import Layout, Measured
 from ndd_watch.changes import Candidate
 from tests.trial.written_runs import ITEMS, STEPS, evaluation, steady, windows, write_run
 from tests.ui.fake_ranks import ranks_snapshot
-from tests.ui.fake_wizard import proposal
+from tests.ui.fake_wizard import ROWS, proposal
 
 checked = settings(
     suppress_health_check=[HealthCheck.too_slow],
@@ -169,6 +169,13 @@ def proposals(draws: st.DrawFn) -> list[Any]:
             )
         )  # fmt: skip
     return rows
+
+
+@pytest.mark.parametrize(("steps", "few"), [(1, True), (9, True), (10, False), (None, False)])
+def test_few_steps_an_epoch_are_a_remark(steps: int | None, few: bool) -> None:
+    one = replace(ROWS[0], steps_per_epoch=steps)
+    assert ("an epoch" in remark(one)) == few
+    assert ("an epoch" in about_text(one)) == (steps is not None and not few)
 
 
 @checked

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -19,7 +18,18 @@ from textual.widget import Widget
 from textual.widgets import RichLog
 
 from ndd_console.view.keys import APP_KEYS, NEEDS, SCROLL_KEYS, SIDEWAYS_KEY, Key
-from ndd_console.view.rows import Entry, Keys, cells, footer_row, framed, inner_width, paragraph, rule, wrap
+from ndd_console.view.rows import (
+    Entry,
+    Keys,
+    cells,
+    footer_row,
+    framed,
+    inner_width,
+    paragraph,
+    rule,
+    side_by_side,
+    wrap,
+)  # fmt: skip
 from ndd_console.view.style import Look, Row
 from ndd_console.widgets.lines import KeyBar, Lines, RowList, RowTable, TextField, bindings
 from ndd_engine.errors import error_text
@@ -107,13 +117,8 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         return tuple((key.shown, self.word(key)) for key in early)
 
     def help_keys(self) -> tuple[Key, ...]:
-        """All keys for the help page; those that cannot work now say why."""
-        return tuple(
-            replace(key, help=f"{key.help} (not now: {why})")
-            if key.help and (why := self.refusal(key))
-            else key
-            for key in self.keys
-        )
+        """The keys of the help page: those that work now."""
+        return tuple(self.usable())
 
     def beside(
         self,
@@ -284,21 +289,12 @@ class WidgetScreen(KeyScreen):
         if self.is_current:
             self.paint()
 
-    def say(self, text: str, style: str = "accent") -> None:
-        """Show a message above the footer; "" for none."""
+    def say(self, text: str, style: str = "accent", *, briefly: bool = False) -> None:
+        """Show a message above the footer; "" for none. Why a key does not work is shown briefly, too."""
         self.message = (text, style)
-        if text in NEEDS.values():
-            self._forget_later(text)
+        if briefly or text in NEEDS.values():
+            self.set_timer(MESSAGE_S, lambda: self.say("") if self.message[0] == text else None)
         self.paint()
-
-    def copy(self, text: str, message: str) -> None:
-        """Copy a text to the clipboard of the terminal, and say so for a while."""
-        self.app.copy_to_clipboard(text)
-        self.say(message)
-        self._forget_later(message)
-
-    def _forget_later(self, message: str) -> None:
-        self.set_timer(MESSAGE_S, lambda: self.say("") if self.message[0] == message else None)
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
         """Fill the body. Returns the rows above and below it, for `width` cells."""
@@ -337,10 +333,6 @@ class WidgetScreen(KeyScreen):
         elif isinstance(shown, RowTable) and shown.max_scroll_x > 0:
             yield SIDEWAYS_KEY
         yield from super().usable()
-
-    def help_keys(self) -> tuple[Key, ...]:
-        scrolls = any(isinstance(one, Lines | RichLog) for one in self._bodies)
-        return (*(SCROLL_KEYS if scrolls else ()), *super().help_keys())
 
     def target(self, key: Key) -> Widget:
         return self._shown if key in (*SCROLL_KEYS, SIDEWAYS_KEY) else self
@@ -401,17 +393,12 @@ class Question(Dialog):
     def paint(self) -> None:
         super().paint()
         width = self.box_width(max(self.app.size.width - _FRAME, 1))
-        lead = self._lead
-        entries = []
-        for key, text in self._choices:
-            lines = wrap(text, max(width - lead, 1))
-            rows = [
-                ((("" if index else key).ljust(lead), "key"), (line, "text"))
-                for index, line in enumerate(lines)
-            ]
-            entries.append(Entry(key, tuple(rows)))
+        lead, rest = self._lead, max(width - self._lead, 1)
         self.list.styles.width = width
-        self.list.show(entries)
+        self.list.show([
+            Entry(key, tuple(side_by_side([((key, "key"),)], paragraph(text, rest), lead, 0, rest)))
+            for key, text in self._choices
+        ])  # fmt: skip
 
     def on_option_list_option_selected(self) -> None:
         self.answer(self.list.chosen)

@@ -80,7 +80,7 @@ class LiveScreen(KeyScreen):
         self.canvas = Canvas(look)
         paint_changes(self, self.canvas)
         self.source = source
-        self._diagnosis = diagnosis
+        self.diagnosis = diagnosis
         self._trials = source.trials()
         self._refresh_hz = min(refresh_hz, 4.0) if look.ssh else refresh_hz
         self._clock = clock
@@ -147,7 +147,7 @@ class LiveScreen(KeyScreen):
             self.key_words(),
             self.source.notice() or message,
             waited,
-            self._diagnosis.of(snapshot),
+            self.diagnosis.of(snapshot),
             self._can(self._trials),
             self.early_words(),
         )
@@ -190,7 +190,7 @@ class LiveScreen(KeyScreen):
             case "values":
                 return bool(snapshot.scalars) or snapshot.texts is not None
             case _:
-                return bool(first_command(source.name, self._diagnosis.of(snapshot).findings))
+                return bool(first_command(source.name, self.diagnosis.of(snapshot).findings))
 
     def word(self, key: Key) -> str:
         if key.action == "pause":
@@ -224,14 +224,10 @@ class LiveScreen(KeyScreen):
 
     def action_try(self) -> None:
         assert self._trials is not None
-        offered = proposed_changes(self._diagnosis.of(self._snapshot).findings)
+        offered = proposed_changes(self.diagnosis.of(self._snapshot).findings)
         screen = TrialScreen(self.look, self._trials, offered, lambda: self.source.snapshot().trials)
         screen.set_folder(code_folder(self._snapshot.run))
         self.app.push_screen(screen)
-
-    def action_diagnosis(self) -> None:
-        try_it = self.action_try if self._can(self._trials) else None
-        self.app.push_screen(DiagnosisScreen(self.look, self.source, self._diagnosis, try_it))
 
     def action_wizard(self) -> None:
         self.console.open_wizard(self.source)
@@ -239,6 +235,7 @@ class LiveScreen(KeyScreen):
     def _open(self, page: type[RunPage] | type[LogScreen]) -> None:
         self.app.push_screen(page(self.look, self.source))
 
+    action_diagnosis = partialmethod(_open, DiagnosisScreen)
     action_ranks = partialmethod(_open, RanksScreen)
     action_workers = partialmethod(_open, WorkersScreen)
     action_values = partialmethod(_open, OwnValuesScreen)
@@ -246,7 +243,7 @@ class LiveScreen(KeyScreen):
     action_log = partialmethod(_open, LogScreen)
 
     def action_copy(self) -> None:
-        command = first_command(self.source.name, self._diagnosis.of(self._snapshot).findings)
+        command = first_command(self.source.name, self.diagnosis.of(self._snapshot).findings)
         self.app.copy_to_clipboard(command)
         self.say(f"copied: {command}")
 

@@ -310,7 +310,8 @@ class TrialScreen(WidgetScreen):
 
     def action_copy(self) -> None:
         try:
-            self.copy(self._trials.diff(self.view.trying), "copied the diff")
+            self.app.copy_to_clipboard(self._trials.diff(self.view.trying))
+            self.say("copied the diff", briefly=True)
         except UsageError as error:
             self.show(problem=str(error))
 

@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partialmethod
 from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from ndd_console.jobs.wizard import Field, Preview, WizardJob
+from ndd_console.jobs.wizard import Preview, WizardJob
 from ndd_console.render.rows import block_rows
 from ndd_console.view.bars import labelled_bar, plot_rows
 from ndd_console.view.keys import WIZARD_KEYS, Key
 from ndd_console.view.rows import BLANK, Entry, aligned, cells, ends, fit, paragraph, rule, shorten, wrap
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList, RowTable
-from ndd_console.words.blocks import Block
+from ndd_console.words.blocks import Text
 from ndd_console.words.machine import DETECTING
 from ndd_console.words.stopping import STOPPING
 from ndd_console.words.wizard import (
@@ -44,7 +44,6 @@ _BEFORE: dict[WizardPage, WizardPage] = {
     "workload": "machine", "goal": "workload", "probing": "goal", "trade-offs": "goal", "verify": "trade-offs",
     "file": "trade-offs",
 }  # fmt: skip
-_LISTS = ("workload", "goal")  # pages whose body is a list
 _NEXT = {"goal": "probe", "probing": "retry", "trade-offs": "file", "verify": "file"}
 _STOPPING = f"{STOPPING}…"
 _PLOT = 10  # rows of the plot
@@ -53,7 +52,6 @@ MARKED, BEST = "✔", "●"  # marked for measurement; on the Pareto front
 BY_SPEED = next(column for column in PROPOSAL_COLUMNS if column.name == ITEMS)
 _FIXED = 1  # columns that stay when the table scrolls sideways: the marks
 _VERIFIED: list[Span] = [(name, "dim") for name in ("", "", *VERIFIED)]
-Heads: TypeAlias = "list[Span]"
 Rows: TypeAlias = "list[tuple[Proposal, list[Span]]]"
 
 
@@ -67,22 +65,6 @@ def trail(page: WizardPage, width: int) -> Row:
     if sum(cells(text) for text, _ in spans) <= width:
         return fit(tuple(spans), width)
     return ends(((page, "accent"),), ((f"{here + 1} of {len(WIZARD_PAGES)}", "dim"),), width)
-
-
-def hardware_rows(machine: Sequence[Block] | None, width: int) -> list[Row]:
-    if machine is None:
-        return [((DETECTING, "dim"),)]
-    return [rule("this machine", width), *block_rows(machine, width)]
-
-
-def workload_rows(workloads: Sequence[StartRow], width: int) -> list[Row]:
-    about = (": ".join(filter(None, (row.title, row.text))) for row in workloads)
-    pairs = zip(workloads, about, strict=True)
-    return aligned([[(row.name, "bold"), (text, "text")] for row, text in pairs], width)
-
-
-def field_rows(fields: Sequence[Field], width: int) -> list[Row]:
-    return aligned([[(field.name, "bold"), (field.value, "accent")] for field in fields], width)
 
 
 def data_rows(facts: Sequence[str], width: int) -> list[Row]:
@@ -109,11 +91,10 @@ def columns_of(rows: Sequence[Proposal], sort: Column) -> list[Column]:
 
 def proposal_table(
     rows: Sequence[Proposal], best: Sequence[Proposal], marked: Collection[Proposal], sort: Column
-) -> tuple[Heads, Rows]:
+) -> tuple[list[Span], Rows]:
     """The names of the columns, and the proposals."""
     columns = columns_of(rows, sort)
-    heads: Heads = [("", "dim")]
-    heads += [
+    heads = [
         (f"{heading(one, rows)}▾", "accent") if one is sort else (heading(one, rows), "dim")
         for one in columns
     ]
@@ -124,11 +105,7 @@ def proposal_table(
         lead = (BEST, "accent") if one.key in best_keys else ("", "accent")
         lead = (MARKED, "good") if one.key in marked_keys else lead
         grid.append((one, [lead, *((known.text(one), style) for known in columns), (remark(one), note)]))
-    return [*heads, ("", "dim")], grid
-
-
-def about_rows(one: Proposal, width: int) -> list[Row]:
-    return [*paragraph(about_text(one), width, "dim"), *paragraph(remark(one, details=True), width, "warn")]
+    return [("", "dim"), *heads, ("", "dim")], grid
 
 
 def stage_rows(stage: str, share: float, left_s: float | None, width: int) -> list[Row]:
@@ -220,31 +197,34 @@ class WizardScreen(WidgetScreen):
         self.table.show((), ())
         self.say("")
 
-    def _list(self, values: Sequence[object], rows: Sequence[Row]) -> None:
-        self.body.show([Entry(value, (row,)) for value, row in zip(values, rows, strict=True)])
+    def _choices(self, choices: Sequence[tuple[str, str, str]], width: int) -> list[Row]:
+        """List (name, value, meaning). Returns the meaning of the selected one, and facts about the data."""
+        rows = aligned([((name, "bold"), (value, "accent")) for name, value, _ in choices], width)
+        self.body.show([Entry(one[-1], (row,)) for one, row in zip(choices, rows, strict=True)])
+        meaning = self.body.chosen or ""
+        return [BLANK, *paragraph(meaning, width, "dim"), *data_rows(self._facts, width)]
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
         source = self.source
-        self.swap(self.body if self.page in _LISTS else self.table if self._tabled else self.lines)
+        tabled = self.page in ("trade-offs", "verify") or (self.page == "probing" and source.rows)
+        self.swap(self.body if self.page in ("workload", "goal") else self.table if tabled else self.lines)
         top = [trail(self.page, width), BLANK] if height >= 12 else [trail(self.page, width)]
         room = height - len(top)
         below: list[Row] = []
         match self.page:
             case "machine":
-                self.lines.show(hardware_rows(source.machine, width))
+                known = [Text(DETECTING, "note")] if source.machine is None else source.machine
+                self.lines.show([rule("this machine", width), *block_rows(known, width)])
             case "workload":
                 top.append(rule("workload", width))
-                self._list(self._workloads, workload_rows(self._workloads, width))
-                below = data_rows(self._facts, width)
+                below = self._choices([(one.name, one.title, one.text) for one in self._workloads], width)
             case "goal":
                 top.append(rule("goal and limits", width))
-                fields = source.fields()
-                self._list(fields, field_rows(fields, width))
-                field = self.body.chosen
-                below = [] if field is None else [BLANK, *paragraph(field.meaning, width, "dim")]
-                below += data_rows(self._facts, width)
+                below = self._choices([(one.name, one.value, one.meaning) for one in source.fields()], width)
             case "probing":
-                top += self._probing(width)
+                idle: Row = ((foreign(source.stage) or "starting…", "accent"),)
+                top += self._heading("probing", width, [idle, BLANK])
+                top += [row for note in source.notes for row in paragraph(note, width)]
                 self.lines.show(())
                 best = ordered(source.best, self.column)
                 self.table.show(*proposal_table(best, best, (), self.column) if best else ((), ()))
@@ -252,11 +232,14 @@ class WizardScreen(WidgetScreen):
                 rows = ordered(source.table, self.column)
                 self.table.show(*proposal_table(rows, source.best, self.marked, self.column))
                 chosen = self.table.chosen
-                below = [] if chosen is None else about_rows(chosen, width)
+                if chosen is not None:
+                    below = paragraph(about_text(chosen), width, "dim")
+                    below += paragraph(remark(chosen, details=True), width, "warn")
                 if self.plot and room >= _PLOT + 8:
                     below += plot_rows(source.rows, source.best, chosen, width, _PLOT)
             case "verify":
-                top += self._verify_heading(width)
+                order = ", best for the goal first" if source.recommended and not source.working() else ""
+                top += self._heading(f"predicted and measured{order}", width, [])
                 self.table.show(_VERIFIED, verified_table(source.verified, source.recommended))
                 style = "warn" if source.recommended is None else "good"
                 below = advice_rows(source.verified, source.advice, style, width)
@@ -268,27 +251,12 @@ class WizardScreen(WidgetScreen):
                 self.lines.show(file_rows(shown, self._show_diff, width))
         return top, below
 
-    def _probing(self, width: int) -> list[Row]:
+    def _heading(self, title: str, width: int, idle: list[Row]) -> list[Row]:
+        """A title, and below it the work that runs; idle: what is there without any."""
         source = self.source
-        rows = [rule("probing", width)]
-        if source.working():
-            rows += stage_rows(source.stage, *source.progress(), width)
-        else:
-            rows.append(((foreign(source.stage) or "starting…", "accent"),))
-        return [*rows, BLANK, *(row for note in source.notes for row in paragraph(note, width))]
-
-    def _verify_heading(self, width: int) -> list[Row]:
-        source = self.source
-        if source.working():
-            title = rule("predicted and measured", width)
-            return [title, *stage_rows(source.stage, *source.progress(), width), BLANK]
-        order = ", best for the goal first" if source.recommended else ""
-        return [rule(f"predicted and measured{order}", width)]
-
-    @property
-    def _tabled(self) -> bool:
-        """Whether the page has a table."""
-        return self.page in ("trade-offs", "verify") or (self.page == "probing" and bool(self.source.rows))
+        working = source.working()
+        below = [*stage_rows(source.stage, *source.progress(), width), BLANK] if working else idle
+        return [rule(title, width), *below]
 
     # Keys.
 
@@ -363,17 +331,17 @@ class WizardScreen(WidgetScreen):
     action_less = partialmethod(_change, -1)
 
     def action_sort(self) -> None:
-        """By the next column."""
-        shown = columns_of(self.source.table, self.column)
-        self.column = shown[(shown.index(self.column) + 1) % len(shown)]
-        self.paint()
+        self._sort_by(columns_of(self.source.table, self.column).index(self.column) + 1)
 
     def on_data_table_header_selected(self, event: RowTable.HeaderSelected) -> None:
-        """A click on the name of a column sorts by it."""
+        if self.page == "trade-offs" and event.label.plain:
+            self._sort_by(event.column_index - 1)  # the first column has the marks
+
+    def _sort_by(self, place: int) -> None:
+        """By this column of the table; by the first one after the last."""
         shown = columns_of(self.source.table, self.column)
-        if self.page == "trade-offs" and 0 < event.column_index <= len(shown):
-            self.column = shown[event.column_index - 1]
-            self.paint()
+        self.column = shown[place % len(shown)]
+        self.paint()
 
     def action_plot(self) -> None:
         self.plot = not self.plot

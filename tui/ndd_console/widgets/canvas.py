@@ -18,17 +18,17 @@ from textual.message import Message
 from textual.strip import Strip
 
 from ndd_console.view.rows import cells, fit, width_of
-from ndd_console.view.style import PLAIN, Look, Row, Span
+from ndd_console.view.style import PLAIN, Look, Row
 
-from .lines import links, segments
+from .lines import segments
 from .textual_private import Patched
 
 # Gaps up to this size are sent again, which is cheaper than moving the cursor (6 to 8 bytes).
 _JOIN = 6
 
 
-def changes(old: Row, new: Row) -> list[tuple[int, int]]:
-    """Ranges (first cell, cell after the last) in which two rows of the same width differ."""
+def changes(old: Row | Strip, new: Row | Strip) -> list[tuple[int, int]]:
+    """Ranges (first cell, cell after the last) in which two lines of the same width differ; by their links, too."""
     out: list[tuple[int, int]] = []
     for x, (before, after) in enumerate(zip(_cells(old), _cells(new), strict=True)):
         if before == after:
@@ -40,8 +40,8 @@ def changes(old: Row, new: Row) -> list[tuple[int, int]]:
     return out
 
 
-def _cells(row: Row) -> list[Span]:
-    return [(char, style) for text, style in row for char in _characters(text)]
+def _cells(line: Row | Strip) -> list[tuple[str, object]]:
+    return [(char, span[1]) for span in line for char in _characters(span[0])]
 
 
 @lru_cache(maxsize=4096)
@@ -97,23 +97,17 @@ class Canvas(Patched):
             return
         regions: list[Region] = []
         for y, row in enumerate(rows):
-            before = old[y]
-            if row == before:
-                continue
-            self._strips[y] = None
-            # Of a link, every cell has the address.
-            moved = [link[:2] for link in {*self._links(before)} ^ {*self._links(row)}]
-            for start, end in (*changes(before, row), *moved):
-                regions.append(Region(start, y, end - start, 1))
+            if row != old[y]:
+                before, self._strips[y] = self._strips[y], None
+                spans = [(0, width)] if before is None else changes(before, self._strip(y))
+                regions += [Region(a, y, b - a, 1) for a, b in spans]
         if regions:
             self.refresh(*regions)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """Finished strips, made on demand: a partial update needs only those of changed rows."""
-        lines = [self.render_line(y) for y in range(crop.y, crop.y + crop.height)]
-        if crop.x == 0 and crop.width == self.size.width:
-            return lines
-        return [line.crop(crop.x, crop.x + crop.width) for line in lines]
+        lines = map(self.render_line, range(crop.y, crop.bottom))
+        return [line.crop(crop.x, crop.right) for line in lines]
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
@@ -126,23 +120,12 @@ class Canvas(Patched):
         if strip is None:
             width = self._shown_size[0] or width_of(self._rows[y])
             # No file is looked for: a file system that hangs must not stop the screen.
-            parts = segments(fit(self._rows[y], width), self._look, self._folder, exists=_always)
+            parts = segments(fit(self._rows[y], width), self._look, self._folder, exists=lambda _: True)
             strip = Strip(parts, width).simplify()
             for one in self._line_filters:
                 strip = strip.apply_filter(one, _BLACK)
             self._strips[y] = strip
         return strip
-
-    def _links(self, row: Row) -> list[tuple[int, int, str]]:
-        """(first cell, cell after the last, address) of each link."""
-        found: list[tuple[int, int, str]] = []
-        x = 0
-        for text, _ in row if self._look.links else ():
-            for start, end, address in links(text, self._folder, _always):
-                first = x + cells(text[:start])
-                found.append((first, first + cells(text[start:end]), address))
-            x += cells(text)
-        return found
 
     def patch(self, spans: Iterable[tuple[int, int, int]]) -> str:
         return "".join(
@@ -150,10 +133,6 @@ class Canvas(Patched):
             for y, x1, x2 in spans
             if y < len(self._rows)
         )
-
-
-def _always(_: str) -> bool:
-    return True
 
 
 _BLACK = Color(0, 0, 0)  # the filters of the console do not read the background
