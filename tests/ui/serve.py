@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from textual.pilot import Pilot
@@ -139,6 +139,9 @@ UNDER_WAY = FakeJob(progress=Progress("measuring the candidate", 18.0, 60.0, 3, 
 SCREENS = {
     "live": Scene("a run", run(snapshot())),
     "live-finding": Scene("a run with findings", diagnosed()),
+    "live-measured": Scene(
+        "a finding whose change was tried", run(snapshot(), replace(FINDING, measured=1.42), SECOND)
+    ),
     "live-healthy": Scene("a run without a bottleneck", run(snapshot(), HEALTHY)),
     "live-cpu": Scene("a run on the CPU", run(snapshot(False))),
     "live-preparing": Scene("a run before its first step", run(PREPARING)),
