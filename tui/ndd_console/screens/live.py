@@ -128,8 +128,7 @@ class LiveScreen(KeyScreen):
         self.show_rows(live_rows(*self._drawn, width, height))
 
     def show_rows(self, rows: list[Row]) -> None:
-        folder = code_folder(self._snapshot.run) if self.look.links else None
-        self.canvas.show(rows, folder)
+        self.canvas.show(rows, code_folder(self._snapshot.run) if self.look.links else None)
 
     def _state(self) -> LiveState:
         snapshot = self._snapshot

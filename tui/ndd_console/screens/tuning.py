@@ -29,8 +29,6 @@ _STATES: dict[str, tuple[str, str]] = {
     "skipped": ("·", "dim"),
 }
 _LOSSES = SETTING_COLUMNS.index("losses")
-_FIXED = 2  # columns that stay: the state and the setting
-_HEADS: list[Span] = [(name, "dim") for name in SETTING_COLUMNS]
 
 
 def table_row(row: TuningRow) -> list[Span]:
@@ -80,7 +78,7 @@ class TuningScreen(WidgetScreen):
         leave: Callable[[], None],
         on_painted: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(look, RowTable(look, _FIXED), on_painted)
+        super().__init__(look, RowTable(look, fixed=2), on_painted)
         self._source = source
         self._leave = leave
         self._stopping = False
@@ -98,7 +96,8 @@ class TuningScreen(WidgetScreen):
         elapsed = f" {duration(state.elapsed_s)} " if state is not None and state.elapsed_s else ""
         top = [rule(f"tuning {foreign(source.name)}", width, "bold", elapsed)]
         if state is not None:
-            self.body.show(_HEADS, [(row, table_row(row)) for row in state.rows])
+            heads = [(name, "dim") for name in SETTING_COLUMNS]
+            self.body.show(heads, [(row, table_row(row)) for row in state.rows])
             place = current(state)
             if place != self._current:
                 self._current = place

@@ -50,7 +50,6 @@ _PLOT = 10  # rows of the plot
 _CONTINUED = "    "  # before what follows of a long line
 MARKED, BEST = "✔", "●"  # marked for measurement; on the Pareto front
 BY_SPEED = next(column for column in PROPOSAL_COLUMNS if column.name == ITEMS)
-_FIXED = 1  # columns that stay when the table scrolls sideways: the marks
 _VERIFIED: list[Span] = [(name, "dim") for name in ("", "", *VERIFIED)]
 Rows: TypeAlias = "list[tuple[Proposal, list[Span]]]"
 
@@ -158,7 +157,7 @@ class WizardScreen(WidgetScreen):
     def __init__(
         self, look: Look, source: WizardJob, leave: Callable[[str], None], *, can_train: bool = True
     ) -> None:
-        self.table, self.lines = RowTable(look, _FIXED), Lines(look, scrolls=True)
+        self.table, self.lines = RowTable(look, fixed=1), Lines(look, scrolls=True)
         super().__init__(look, RowList(look, one_click=False), others=(self.table, self.lines))
         self.source = source
         self._leave = leave

@@ -184,11 +184,7 @@ LIST_KEYS = (
     Key("up,k", "cursor_up", "select", label="↑↓"),
     Key("down,j", "cursor_down", "next entry", label="↓", drop=None),
 )
-TABLE_KEYS = (
-    *LIST_KEYS,
-    Key("home", "scroll_top", "first row"),
-    Key("end", "scroll_bottom", "last row"),
-)
+TABLE_KEYS = (*LIST_KEYS, Key("home", "scroll_top", "first row"), Key("end", "scroll_bottom", "last row"))
 # Of a table that is wider than the screen.
 SIDEWAYS_KEY = Key("right,left", "cursor_right", "columns", "more columns of the table", label="←→")
 # The tables of the documentation: name -> keys.
