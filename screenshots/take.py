@@ -85,10 +85,11 @@ def wizard(_run: RunSource | None) -> WizardJob:
 @asynccontextmanager
 async def shown(run: Run) -> AsyncIterator[tuple[ConsoleApp, EngineSource, Pilot[str]]]:
     """The run trains in a thread, with its live screen at 80x24."""
-    engine = threading.Thread(target=run.execute, name="engine")
-    engine.start()
     source = EngineSource(run)
     app = ConsoleApp(source, None, wizard=wizard)
+    engine = threading.Thread(target=run.execute, name="engine")
+    engine.start()
+    app.capture(sys.stderr)  # processes of loader workers need a real one
     try:
         async with app.run_test(size=(80, 24)) as pilot:
             yield app, source, pilot
