@@ -217,11 +217,11 @@ def test_phases_add_up() -> None:
 def test_sub_phases_stand_below_their_phase() -> None:
     value = snapshot()
     forward = next(phase for phase in value.phases if phase.name == "forward")
-    part = replace(forward, name="forward/encoder", host_ns=4e6, share=0.07)
+    part = replace(forward, name="forward/long_encoder", host_ns=4e6, share=0.07)
     index = value.phases.index(forward)
     phases = (*value.phases[: index + 1], part, *value.phases[index + 1 :])
     lines = screen(replace(value, phases=phases), 120, 50).splitlines()
-    assert next(i for i, line in enumerate(lines) if "  encoder" in line) == 1 + next(
+    assert next(i for i, line in enumerate(lines) if "  long_encoder " in line) == 1 + next(
         i for i, line in enumerate(lines) if " forward" in line
     )
     assert "encoder" not in screen(replace(value, phases=phases))
