@@ -26,7 +26,7 @@ from textual.widgets import DataTable, Input, OptionList
 from textual.widgets.option_list import Option
 
 from ndd_console.view.keys import LIST_KEYS, SCROLL_KEYS, TABLE_KEYS, Key
-from ndd_console.view.rows import BLANK, Entry, fit, key_at
+from ndd_console.view.rows import BLANK, Entry, cells, fit, key_at
 from ndd_console.view.style import Look, Row, Span, to_ascii
 from ndd_engine.text import foreign
 
@@ -233,7 +233,7 @@ class RowTable(DataTable[Words]):
             cursor_type="row", fixed_columns=fixed, cell_padding=1, cursor_foreground_priority="css"
         )
         self._look = look
-        self._heads: Sequence[Span] = ()
+        self._shape: object = None  # the names and widths of the columns, and the number of rows
         self._values: Sequence[Any] = ()
         self._grid: Sequence[Sequence[Span]] = ()
 
@@ -243,20 +243,28 @@ class RowTable(DataTable[Words]):
         return self._values[self.cursor_row] if self._values else None
 
     def show(self, heads: Sequence[Span], rows: Sequence[tuple[Any, Sequence[Span]]]) -> None:
-        """Show these columns and rows, each with its value; only changed cells are drawn anew."""
-        before = self._grid
-        self._values, self._grid = [value for value, _ in rows], [cells for _, cells in rows]
-        if heads != self._heads or len(before) != len(rows):
-            place, self._heads = self.cursor_row, heads
+        """Show these columns and rows, each with its value; only changed cells are drawn anew.
+
+        Widths are given: Textual measures a changed cell after it may have been drawn at its old width.
+        """
+        before, self._values = self._grid, [value for value, _ in rows]
+        self._grid = [[(foreign(text), style) for text, style in spans] for _, spans in rows]
+        columns = zip(heads, *self._grid, strict=True)
+        widths = [max(1, *(cells(text) for text, _ in column)) for column in columns]
+        if (heads, widths, len(rows)) != self._shape:
+            self._shape = heads, widths, len(rows)
+            place, x = self.cursor_row, self.scroll_x
             self.clear(columns=True)
-            self.add_columns(*map(self._words, heads))
-            self.add_rows(map(self._words, cells) for cells in self._grid)
+            for head, width in zip(heads, widths, strict=True):
+                self.add_column(self._words(head), width=width)
+            self.add_rows(map(self._words, spans) for spans in self._grid)
             self.move_cursor(row=place)
+            self.call_after_refresh(self.scroll_to, x=x, animate=False)
             return
         for y, (old, new) in enumerate(zip(before, self._grid, strict=True)):
-            for x, span in enumerate(new):
-                if span != old[x]:
-                    self.update_cell_at(Coordinate(y, x), self._words(span), update_width=True)
+            for place, span in enumerate(new):
+                if span != old[place]:
+                    self.update_cell_at(Coordinate(y, place), self._words(span))
 
     def _words(self, span: Span) -> Words:
-        return Words(foreign(span[0]), self._look.styles[span[1]])
+        return Words(span[0], self._look.styles[span[1]])
