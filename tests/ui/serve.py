@@ -21,6 +21,7 @@ from ndd_console.view.style import PLAIN, Look
 from ndd_console.words.diagnosis import Rules
 from ndd_engine.config.loading import meant
 from ndd_engine.diagnose import Finding, diagnose
+from ndd_engine.record.event import MeasuredChange
 from ndd_engine.record.events import TextsEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.trial.outcome import Progress
@@ -123,6 +124,8 @@ def wizard(kind: type[FakeWizard]) -> Make:
     return lambda look: WizardApp(kind(), look)
 
 
+_MEASURED = MeasuredChange("faster", 1.42, 1.35, 1.49)
+TRIED = replace(FINDING, changes=(replace(FINDING.changes[0], measured=_MEASURED), *FINDING.changes[1:]))
 PREPARING = empty_snapshot(
     run=run_event(), sample=sample(), started_t=T0, preparing_t=T0, stage="compiling the model"
 )
@@ -139,9 +142,7 @@ UNDER_WAY = FakeJob(progress=Progress("measuring the candidate", 18.0, 60.0, 3, 
 SCREENS = {
     "live": Scene("a run", run(snapshot())),
     "live-finding": Scene("a run with findings", diagnosed()),
-    "live-measured": Scene(
-        "a finding whose change was tried", run(snapshot(), replace(FINDING, measured=1.42), SECOND)
-    ),
+    "live-measured": Scene("a finding whose change was tried", run(snapshot(), TRIED, SECOND)),
     "live-healthy": Scene("a run without a bottleneck", run(snapshot(), HEALTHY)),
     "live-cpu": Scene("a run on the CPU", run(snapshot(False))),
     "live-preparing": Scene("a run before its first step", run(PREPARING)),

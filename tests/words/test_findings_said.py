@@ -12,7 +12,15 @@ from ndd_console.render.rows import block_rows
 from ndd_console.render.text import lines
 from ndd_console.words.blocks import COMMAND, PLACE, Text
 from ndd_console.words.diagnosis import ENGINE, DiagnosisResult, diagnosis_blocks
-from ndd_console.words.finding import choices, event_line, finding_line, first_command, urgent_line, verdict
+from ndd_console.words.finding import (
+    ceiling_text,
+    choices,
+    event_line,
+    finding_line,
+    first_command,
+    urgent_line,
+    verdict,
+)
 from ndd_console.words.machine import busy_cores, check_facts
 from ndd_console.words.trial import conditions, measurement, trial_blocks, trial_text
 from ndd_engine.diagnose import Change, Evidence, Finding
@@ -53,6 +61,7 @@ def test_what_a_trial_has_measured_is_told_and_not_proposed_again() -> None:
         "loader.workers=4 run.name=a b was measured: faster 1.42x (1.35 to 1.49)"
     )
     assert first_command("my run", [WAITS]) and not first_command("my run", [found])
+    assert "1.42x" in ceiling_text(found) and "1.42x" not in ceiling_text(WAITS)
     unclear = replace(WORKERS, measured=MeasuredChange("stopped"))
     assert ("measured", "stopped") in verdict(replace(WAITS, changes=(unclear,))).rows
 
