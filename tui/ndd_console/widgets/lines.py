@@ -229,9 +229,7 @@ class RowTable(DataTable[Words]):
     BINDINGS = bindings(TABLE_KEYS)
 
     def __init__(self, look: Look, fixed: int) -> None:
-        super().__init__(
-            cursor_type="row", fixed_columns=fixed, cell_padding=1, cursor_foreground_priority="css"
-        )
+        super().__init__(cursor_type="row", fixed_columns=fixed, cursor_foreground_priority="css")
         self._look = look
         self._shape: object = None  # the names and widths of the columns, and the number of rows
         self._values: Sequence[Any] = ()

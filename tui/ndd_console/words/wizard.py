@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ndd_engine.wizard.session import Choice, ProposalSet
 
 _LARGE = float("inf")
-_FEW_STEPS = 10  # an epoch with fewer is a warning
+_FEW_STEPS = 10  # an epoch with fewer is a remark
 ITEMS, TOKENS = "items/s", "tokens/s"  # columns; their headings name the items and tokens of the workload
 _ESTIMATES = "times are estimates, with a range over what the host takes to launch a kernel"
 
@@ -113,20 +113,15 @@ def remark(proposal: Proposal, details: bool = False) -> str:
         words.append(f"measured memory is {_over(proposal.over_bytes)}")
     if proposal.doubt and proposal.memory_bytes is not None:
         words.append("low confidence in memory" + (f" ({proposal.doubt})" if details else ""))
-    if _few_steps(proposal):
+    if proposal.steps_per_epoch is not None and proposal.steps_per_epoch < _FEW_STEPS:
         words.append(
-            f"only {counted(proposal.steps_per_epoch or 0, 'step')} an epoch: the model is seldom updated"
+            f"only {counted(proposal.steps_per_epoch, 'step')} an epoch: the model is seldom updated"
         )
     if details and (text := range_in_words(proposal)):
         words.append(text)
     if details and proposal.placement == "device":
         words.append("data on the GPU")
     return "; ".join([*words, proposal.cost] if proposal.cost else words)
-
-
-def _few_steps(proposal: Proposal) -> bool:
-    """Whether an epoch has so few steps that a larger batch trains worse."""
-    return proposal.steps_per_epoch is not None and proposal.steps_per_epoch < _FEW_STEPS
 
 
 def about_text(proposal: Proposal) -> str:
@@ -239,7 +234,7 @@ def leaves_text(proposal: Proposal) -> str:
     """What is left of the memory, and the steps of an epoch."""
     spare = proposal.spare_bytes
     words = [] if spare is None or spare < 0 else [f"{size(spare)} spare"]
-    if proposal.steps_per_epoch is not None and not _few_steps(proposal):
+    if proposal.steps_per_epoch is not None and proposal.steps_per_epoch >= _FEW_STEPS:
         words.append(f"{counted(proposal.steps_per_epoch, 'step')} an epoch")
     return ", ".join(words)
 
