@@ -3,7 +3,8 @@
 make screenshots        needs rsvg-convert and a monospace font for the PNG files; without it only SVG files are made
 
 live.png           a slow run: its bottleneck and ceiling; live-*.png: at other sizes
-diagnosis.png      all findings of that run, with a profiler capture
+diagnosis.png      all findings of that run, with a profiler capture; model.png: the parts of its model
+workers.png        the page of loader workers
 trial.png          the proposed change, measured
 ranks.png          two ranks, one of which waits for its data; ranks-table.png: the page of ranks
 tuning.png         settings tried in turn, with their gains
@@ -23,7 +24,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 from textual.pilot import Pilot
@@ -54,6 +56,10 @@ RANKS = (
     "parallel.ranks=2", "log.profile_every_s=10",
     "checkpoint.at_end=false",
 )  # fmt: skip
+WORKERS = (
+    "run.name=finetune-002", "loader.cache=false", "loader.workers=2", "batch.micro=2", "batch.sequence=256",
+)  # fmt: skip
+MOST_PAGES = 40  # three rows at a time
 TUNING_BUDGET_S = 30.0
 WIZARD = Answers(workload="chartext", sizes=("mini", "tiny"), min_sequence=64)
 WIZARD_BUDGET_S = 40.0
@@ -62,10 +68,9 @@ SIZES = {"live": (80, 24), "live-100x30": (100, 30), "live-120x40": (120, 40), "
 
 def main() -> int:
     """Train, measure and tune for some minutes, and picture the screens."""
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(take_run(Path(folder)))
-    with tempfile.TemporaryDirectory() as folder:
-        asyncio.run(take_ranks(Path(folder)))
+    for take in (take_run, take_workers, take_ranks):
+        with tempfile.TemporaryDirectory() as folder:
+            asyncio.run(take(Path(folder)))
     asyncio.run(take_tuning())
     asyncio.run(take_wizard())
     to_png()
@@ -77,6 +82,25 @@ def wizard(_run: RunSource | None) -> WizardJob:
     return WizardJob(WIZARD, None, WIZARD_BUDGET_S)
 
 
+@asynccontextmanager
+async def shown(run: Run) -> AsyncIterator[tuple[ConsoleApp, EngineSource, Pilot[str]]]:
+    """The run trains in a thread, with its live screen at 80x24."""
+    source = EngineSource(run)
+    app = ConsoleApp(source, None, wizard=wizard)
+    engine = threading.Thread(target=run.execute, name="engine")
+    engine.start()
+    app.capture(sys.stderr)  # processes of loader workers need a real one
+    try:
+        async with app.run_test(size=(80, 24)) as pilot:
+            yield app, source, pilot
+            app.exit("quit")
+    finally:
+        source.close()
+        run.control.request("stop")
+        engine.join()
+        run.close()
+
+
 async def take_run(root: Path) -> None:
     """A slow run: live screen, diagnosis, the trial of the proposed change; and the home screen with this run."""
     for number in (1, 2):
@@ -85,44 +109,49 @@ async def take_run(root: Path) -> None:
         run.execute()
         run.close()
     draft = read(sets=SLOW, workload="finetune", overrides={"run": {"name": "finetune-001"}})
-    run = Run.open(TrainingRun(RunRequest(draft, root)))
-    engine = threading.Thread(target=run.execute, name="engine")
-    engine.start()
-    source = EngineSource(run)
-    app = ConsoleApp(source, None, wizard=wizard)
-    try:
-        begin = time.monotonic()
-        async with app.run_test(size=(80, 24)) as pilot:
-            await until(lambda: ready(source, time.monotonic() - begin), pilot)
-            for name, size in SIZES.items():
-                await pilot.resize_terminal(*size)
-                await pilot.pause(2.0)
-                save(name, app)
-            await pilot.press("k")
-            await until(lambda: source.snapshot().kernels is not None, pilot)
-            await pilot.resize_terminal(100, 46)
-            await pilot.press("d")
+    begin = time.monotonic()
+    async with shown(Run.open(TrainingRun(RunRequest(draft, root)))) as (app, source, pilot):
+        await until(lambda: ready(source, time.monotonic() - begin), pilot)
+        for name, size in SIZES.items():
+            await pilot.resize_terminal(*size)
             await pilot.pause(2.0)
-            save("diagnosis", app)
-            await pilot.press("t")
-            await pilot.resize_terminal(80, 24)
-            screen = app.screen
-            assert isinstance(screen, TrialScreen)
-            await pilot.press(*["down"] * cached(screen), "m", "m", "enter")
-            await until(lambda: screen.view.stage == "result", pilot)
-            await pilot.pause(1.0)
-            save("trial", app)
-            app.exit("quit")
-        home = ConsoleApp(None, HomeFolder(root), wizard=wizard)
-        async with home.run_test(size=(80, 24)) as pilot:
-            await pilot.pause(2.0)
-            save("home", home)
-            home.exit("quit")
-    finally:
-        source.close()
-        run.control.request("stop")
-        engine.join()
-        run.close()
+            save(name, app)
+        await pilot.press("k")
+        await until(lambda: source.snapshot().kernels is not None, pilot)
+        await pilot.resize_terminal(100, 46)
+        await pilot.press("d")
+        await pilot.pause(2.0)
+        save("diagnosis", app)
+        for _ in range(MOST_PAGES):
+            if "by module in the" in (text := text_of(app)) and "by line in the" in text:
+                break
+            await pilot.press("down", "down", "down")
+            await pilot.pause(0.2)
+        save("model", app)
+        await pilot.press("t")
+        await pilot.resize_terminal(80, 24)
+        screen = app.screen
+        assert isinstance(screen, TrialScreen)
+        await pilot.press(*["down"] * cached(screen), "m", "m", "enter")
+        await until(lambda: screen.view.stage == "result", pilot)
+        await pilot.pause(1.0)
+        save("trial", app)
+    home = ConsoleApp(None, HomeFolder(root), wizard=wizard)
+    async with home.run_test(size=(80, 24)) as pilot:
+        await pilot.pause(2.0)
+        save("home", home)
+        home.exit("quit")
+
+
+async def take_workers(root: Path) -> None:
+    """A run whose loader workers make its batches: the page of workers, once some batches were profiled."""
+    run = Run.open(TrainingRun(RunRequest(read(sets=WORKERS, workload="finetune"), root)))
+    async with shown(run) as (app, source, pilot):
+        await until(lambda: (seen := source.snapshot().workers) is not None and bool(seen.functions), pilot)
+        await pilot.resize_terminal(100, 46)
+        await pilot.press("o")
+        await pilot.pause(2.0)
+        save("workers", app)
 
 
 async def take_ranks(root: Path) -> None:
@@ -132,24 +161,13 @@ async def take_ranks(root: Path) -> None:
     command = [sys.executable, "-m", "ndd_console", "--runs", str(root), "train", *words]
     with contextlib.chdir(FOLDER.parent / "qa" / "scripts"):
         run = StartedRanks(RunRequest(read(sets=RANKS, workload="late_rank:factory"), root), command).open()
-        engine = threading.Thread(target=run.execute, name="engine")
-        engine.start()
-        source = EngineSource(run)
-        app = ConsoleApp(source, None, wizard=wizard)
-        try:
-            async with app.run_test(size=(80, 24)) as pilot:
-                await until(lambda: placed(source), pilot)
-                await pilot.pause(2.0)
-                save("ranks", app)
-                await pilot.press("r")
-                await pilot.pause(2.0)
-                save("ranks-table", app)
-                app.exit("quit")
-        finally:
-            source.close()
-            run.control.request("stop")
-            engine.join()
-            run.close()
+        async with shown(run) as (app, source, pilot):
+            await until(lambda: placed(source), pilot)
+            await pilot.pause(2.0)
+            save("ranks", app)
+            await pilot.press("r")
+            await pilot.pause(2.0)
+            save("ranks-table", app)
 
 
 def placed(source: EngineSource) -> bool:
@@ -225,6 +243,11 @@ async def until(true: Callable[[], bool], pilot: Pilot[str], seconds: float = 90
         if time.monotonic() > deadline:
             raise TimeoutError("the expected screen did not appear")
         await pilot.pause(0.25)
+
+
+def text_of(app: ScreenApp) -> str:
+    """The words on the screen."""
+    return re.sub(r"<[^>]*>", "", app.export_screenshot()).replace("&#160;", " ")
 
 
 def save(name: str, app: ScreenApp) -> None:

@@ -35,11 +35,12 @@ from ndd_console.screens.wizard import WIZARD_PAGES
 from ndd_console.view.bars import plot_rows
 from ndd_console.view.keys import LIVE_KEYS
 from ndd_console.view.live import LiveState, live_rows
-from ndd_console.view.rows import Entry, framed, inner_width, width_of
-from ndd_console.view.style import COLOUR, Row, ascii_rows
+from ndd_console.view.rows import Entry, aligned, framed, inner_width, paragraph, width_of
+from ndd_console.view.style import COLOUR, Row, to_ascii
 from ndd_console.widgets.canvas import Canvas, changes
 from ndd_console.words.blocks import Text
 from ndd_console.words.finding import Diagnosis, diagnosis_blocks
+from ndd_console.words.wizard import PROPOSAL_COLUMNS, about_text
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import TextsEvent
 from ndd_engine.record.snapshot import STATUSES, Snapshot
@@ -70,7 +71,8 @@ def check(make: Callable[[random.Random], Draw], seed: int) -> None:
         width, height = strange.size(rng)
         rows = draw(width, height)
         whole(rows, width, height)
-        whole(ascii_rows(rows), width, height, ascii_only=True)
+        in_ascii: list[Row] = [tuple((to_ascii(text), style) for text, style in row) for row in rows]
+        whole(in_ascii, width, height, ascii_only=True)
         painted(rows, make(rng)(width, height))
 
 
@@ -88,7 +90,7 @@ def whole(rows: list[Row], width: int, height: int, ascii_only: bool = False) ->
 def painted(before: list[Row], after: list[Row]) -> None:
     """The escape sequences from one frame to the next contain nothing but moves and colours."""
     canvas = Canvas()
-    canvas._rows = after
+    canvas.show(after)
     for y, (old, new) in enumerate(zip(before, after, strict=True)):
         sent = canvas.patch((y, start, end) for start, end in changes(old, new))
         assert all(char.isprintable() or char == "\x1b" for char in sent), repr(sent)
@@ -282,7 +284,8 @@ def tuning(rng: random.Random) -> Draw:
     stage = rng.choice((state.stage, "stopping"))
     return in_frame(
         lambda width, height: [
-            *tuning_screen.table(state.rows, width),
+            *aligned([tuning_screen.table_row(row) for row in state.rows], width),
+            *tuning_screen.selected_rows(next(iter(state.rows), None), width),
             *(
                 tuning_screen.progress_rows(state.progress, stage, width, plot=height >= 18)
                 if state.progress is not None
@@ -305,23 +308,27 @@ def wizard(rng: random.Random) -> Draw:
     goal = fake_wizard.FakeWizard().fields()[0]
     fields = tuple(strange.mutated(rng, goal, 0.4) for _ in range(3))
     workloads = tuple(strange.mutated(rng, start, 0.4) for _ in range(rng.randrange(5)))
-    column, progress = rng.randrange(12), (rng.choice((0.0, 0.4, 1.0)), rng.choice((None, 9.0, 1e12)))
-    lines, stage = rng.choice((None, tuple(map(Text, texts)))), strange.text(rng)
+    column, progress = (
+        rng.choice(PROPOSAL_COLUMNS),
+        (rng.choice((0.0, 0.4, 1.0)), rng.choice((None, 9.0, 1e12))),
+    )
+    lines, stage = tuple(map(Text, texts)), strange.text(rng)
     chosen, diff = rng.choice((None, *rows)), rng.random() < 0.3
     parts: dict[str, Callable[[int], list[Row]]] = {
-        "machine": lambda width: wizard_screen.hardware_rows(lines, width),
-        "workload": lambda width: wizard_screen.workload_rows(workloads, width),
+        "machine": lambda width: block_rows(lines, width),
+        "workload": lambda width: aligned([((one.name, "bold"), (one.title, "text")) for one in workloads], width),
         "goal": lambda width: [
-            *wizard_screen.field_rows(fields, width), *wizard_screen.data_rows(texts[:2], width)
+            *aligned([((one.name, "bold"), (one.value, "accent")) for one in fields], width),
+            *wizard_screen.data_rows(texts[:2], width),
         ],
         "probing": lambda width: wizard_screen.stage_rows(stage, *progress, width),
         "trade-offs": lambda width: [
-            *wizard_screen.table_rows(rows, rows[:3], rows[1:3], column, width),
-            *(wizard_screen.about_rows(chosen, width) if chosen is not None else ()),
+            *aligned([cells for _, cells in wizard_screen.proposal_table(rows, rows[:3], rows[1:3], column)[1]], width),
+            *paragraph(about_text(chosen) if chosen is not None else "", width),
             *plot_rows(rows, rows[:3], chosen, width, 10),
         ],
         "verify": lambda width: [
-            *wizard_screen.verified_rows(rows[:4], chosen, width),
+            *aligned([cells for _, cells in wizard_screen.verified_table(rows[:4], chosen)], width),
             *wizard_screen.advice_rows(rows[:4], stage, "warn", width),
         ],
         "file": lambda width: wizard_screen.file_rows(texts, diff, width),

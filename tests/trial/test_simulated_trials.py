@@ -357,6 +357,12 @@ def test_a_stop_ends_the_trial_with_what_is_known(world: World) -> None:
     assert event.change["prepare_s"] == 1.5 and "1.0 GiB" in event.text
 
 
+def test_a_stop_before_the_trial_begins_starts_no_process(world: World) -> None:
+    stop = threading.Event()
+    stop.set()
+    assert run(stop=stop).verdict == "stopped" and world.log == []
+
+
 def test_what_was_measured_before_a_script_came_to_its_end_counts(world: World) -> None:
     world.gain, world.life = 1.5, 180
     event = run()

@@ -286,6 +286,23 @@ MEASURED = {
 }  # fmt: skip
 
 
+_PLACE = "/home/u/net.py", 31, "Block.forward"
+# A capture with the parts of a model.
+MODEL_WORK = replace(
+    MEASURED["kernels"], method="operators", model_ns=60_000_000,
+    passes={"forward": 22_000_000, "backward": 35_000_000},
+    modules=[
+        ("embed", "Embedding", 900_000, 1_400_000, 1, 16 << 20, 3 << 20),
+        ("blocks.*.attention", "Attention", 7_200_000, 11_800_000, 6, 96 << 20, 14 << 20),
+        ("blocks.*.mlp", "MLP", 9_100_000, 14_900_000, 6, 128 << 20, 28 << 20),
+        ("head", "Linear", 3_300_000, 5_900_000, 1, 48 << 20, 9 << 20),
+    ],
+    lines=[(*_PLACE, 7_200_000, 11_800_000, 36)],
+    operations=[("linear", "64x384, 1536x384", "float", "", *_PLACE, "blocks.*.mlp", "MLP", 6e6, 9e6, 12, 0.5e6)],
+    loops=[("/home/u/net.py", 58, "Net.forward", 256, 1, 4e6, 6e6, 2_560, 9_000, 40, 1, "cell", "GRUCell")],
+)  # fmt: skip
+
+
 def workers_event(**changes: Any) -> WorkersEvent:
     """Two workers, of which one has an item that takes long."""
     pair = [

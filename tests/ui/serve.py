@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from textual.pilot import Pilot
@@ -21,6 +21,7 @@ from ndd_console.view.style import PLAIN, Look
 from ndd_console.words.finding import Rules
 from ndd_engine.config.loading import meant
 from ndd_engine.diagnose import Finding, diagnose
+from ndd_engine.record.event import MeasuredChange
 from ndd_engine.record.events import TextsEvent
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.trial.outcome import Progress
@@ -35,6 +36,7 @@ from .fakes import (
     FINDING,
     HEALTHY,
     MEASURED,
+    MODEL_WORK,
     SECOND,
     T0,
     empty_snapshot,
@@ -123,6 +125,8 @@ def wizard(kind: type[FakeWizard]) -> Make:
     return lambda look: WizardApp(kind(), look)
 
 
+_MEASURED = MeasuredChange("faster", 1.42, 1.35, 1.49)
+TRIED = replace(FINDING, changes=(replace(FINDING.changes[0], measured=_MEASURED), *FINDING.changes[1:]))
 PREPARING = empty_snapshot(
     run=run_event(), sample=sample(), started_t=T0, preparing_t=T0, stage="compiling the model"
 )
@@ -139,6 +143,7 @@ UNDER_WAY = FakeJob(progress=Progress("measuring the candidate", 18.0, 60.0, 3, 
 SCREENS = {
     "live": Scene("a run", run(snapshot())),
     "live-finding": Scene("a run with findings", diagnosed()),
+    "live-measured": Scene("a finding whose change was tried", run(snapshot(), TRIED, SECOND)),
     "live-healthy": Scene("a run without a bottleneck", run(snapshot(), HEALTHY)),
     "live-cpu": Scene("a run on the CPU", run(snapshot(False))),
     "live-preparing": Scene("a run before its first step", run(PREPARING)),
@@ -152,6 +157,11 @@ SCREENS = {
     "workers": Scene("the page of loader workers", run(snapshot(workers=workers_event())), "o"),
     "diagnosis": Scene("all findings", diagnosed(), "d"),
     "diagnosis-end": Scene("the end of that page", diagnosed(), ["d", "end"]),
+    "diagnosis-model": Scene(
+        "the parts of the model in a capture",
+        run(snapshot(**{**MEASURED, "kernels": MODEL_WORK})),
+        ["d", *["pagedown"] * 2],
+    ),
     "settings": Scene("settings and whether they are in effect", run(snapshot()), "i"),
     "log": Scene("the output of the run", run(snapshot()), "l"),
     "log-search": Scene("what to find in it", run(snapshot()), ["l", "slash"]),

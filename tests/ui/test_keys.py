@@ -76,6 +76,24 @@ async def test_a_key_that_cannot_work_is_not_offered_and_says_why(
         assert NEEDS[need] in text_of(app) and source.commands == []
 
 
+async def test_a_key_without_effect_says_so_and_pages_of_a_run_have_the_keys_of_the_live_screen() -> None:
+    source = FakeSource(tries=FakeTrials())
+    async with running(source, rules=found(FINDING)) as (app, pilot):
+        for page in ("d", "i", "l", ""):
+            await press(pilot, *page, "m")
+            assert NEEDS["a key"] in text_of(app) and source.commands == []
+            assert isinstance(app.screen, LiveScreen) == (not page)
+            await press(pilot, *(["escape"] if page else []))
+        await press(pilot, "d", "k")
+        assert isinstance(app.screen, LiveScreen) and source.commands == ["kernels"]
+        await press(pilot, "d", "i")
+        assert isinstance(app.screen, SettingsScreen)
+        await press(pilot, "o")
+        assert isinstance(app.screen, LiveScreen) and NEEDS["workers"] in text_of(app)
+        await press(pilot, "t", "tab", "m", "escape", "?", "m")
+        assert NEEDS["a key"] in text_of(app)
+
+
 async def click_on(pilot: Pilot[Any], text: str, times: int = 1) -> None:
     await press(pilot)
     lines = text_of(pilot.app).split("\n")
@@ -159,14 +177,14 @@ async def test_the_command_of_a_finding_and_the_diff_of_a_trial_are_copied(
         app.copy_to_clipboard("")
         await press(pilot, "d", "y")
         assert app.clipboard == command
-        await until(pilot, lambda: "copied" not in text_of(app))
-        await press(pilot, "t", "enter")
+        await press(pilot, "d", "t", "enter")
         screen = app.screen
         assert isinstance(screen, TrialScreen) and isinstance(screen._trials, FakeTrials)
         screen._trials.jobs[0].result, screen._trials.jobs[0].done = trial_event(), True
         screen.look_again()
         await press(pilot, "y")
         assert app.clipboard == "+loader.workers=4\n+loader.pin_memory=true"
+        await until(pilot, lambda: "copied" not in text_of(app))
 
 
 def test_a_place_in_code_that_exists_is_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from textual.geometry import Region
 from ndd_console.view.bars import interval_rows, plot_rows, progress_rows
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import BLANK, aligned, cells, cut, fit, shorten, width_of, wrap
-from ndd_console.view.style import COLOUR, Row
+from ndd_console.view.style import COLOUR, Look, Row
 from ndd_console.widgets.canvas import Canvas, changes
 from ndd_engine.trial.outcome import Progress
 
@@ -124,7 +124,7 @@ def on_a_terminal(*sent: str) -> list[list[tuple[str, ...]]]:
     ]
 
 
-ADDRESS = re.compile(r"\x1b\]8;;(.*?)\x1b\\")
+ADDRESS = re.compile(r"\x1b\]8;[^;]*;(.*?)\x1b\\")
 
 
 def addresses(sent: str) -> list[tuple[str, str]]:
@@ -138,7 +138,7 @@ async def test_places_in_code_are_links_on_the_canvas(monkeypatch: pytest.Monkey
 
     class OneCanvas(App[None]):
         def compose(self) -> ComposeResult:
-            yield Canvas(linked=True)
+            yield Canvas(Look(links=True))
 
     app = OneCanvas()
     async with app.run_test(size=(40, 2)):
@@ -154,7 +154,7 @@ async def test_places_in_code_are_links_on_the_canvas(monkeypatch: pytest.Monkey
 
         sent("数 at a/train.py:41")
         address = "file:///code/b/train.py"
-        assert sent("数 at b/train.py:41") == {("b", address), ("b/train.py:41", address)}
+        assert sent("数 at b/train.py:41") == {("b/train.py:41", address)}
         assert sent("数 at b/train.py:42") == {("2", address)}
         assert ("b/train.py:42", address) in sent("a b/train.py:42")
         assert [part.style.link for part in canvas.render_line(0) if part.style and part.style.link] == [
@@ -166,10 +166,10 @@ async def test_places_in_code_are_links_on_the_canvas(monkeypatch: pytest.Monkey
 
 def assert_painted(old: list[Row], new: list[Row]) -> int:
     """What is sent for the changes leaves what the whole frame would. Returns its bytes."""
-    canvas = Canvas()
 
     def painted(rows: list[Row], spans: list[tuple[int, int, int]] | None = None) -> str:
-        canvas._rows = rows
+        canvas = Canvas()
+        canvas.show(rows)
         return canvas.patch([(y, 0, width_of(row)) for y, row in enumerate(rows)] if spans is None else spans)
 
     spans = [(y, a, b) for y in range(len(new)) if old[y] != new[y] for a, b in changes(old[y], new[y])]

@@ -14,16 +14,10 @@ from ndd_console.view.style import PLAIN, Look
 from .serve import SCREENS, press
 
 SMALL, USUAL, LARGE, WIDE = (80, 24), (100, 30), (120, 40), (200, 50)
-FOUR, TWO, ONE = (SMALL, USUAL, LARGE, WIDE), (SMALL, LARGE), (SMALL,)
+FOUR, TWO = (SMALL, USUAL, LARGE, WIDE), (SMALL, LARGE)
 PICTURES = {
-    "live": ((60, 20), *FOUR),
-    "live-cpu": FOUR,
-    "live-finding": FOUR,
-    "home": FOUR,
-    "tuning": (*TWO, (140, 30)),
-    **dict.fromkeys(("diagnosis", "settings", "trial", "trial-measuring", "trial-done", "tuning-done"), TWO),
-    **dict.fromkeys((name for name in SCREENS if name.startswith("wizard")), TWO),
-}
+    "live": ((60, 20), *FOUR), "live-cpu": FOUR, "live-finding": FOUR, "home": FOUR, "tuning": (*TWO, (140, 30)),
+}  # fmt: skip
 IN_ASCII = ("live", "live-finding", "live-1024-ranks", "home", "trial-done", "tuning-done", "wizard-table")
 
 
@@ -50,7 +44,7 @@ def picture(snap_compare: Any, name: str, size: tuple[int, int], look: Look) -> 
     [
         pytest.param(name, size, id=f"{name}-{size[0]}x{size[1]}")
         for name in SCREENS
-        for size in PICTURES.get(name, ONE)
+        for size in PICTURES.get(name, TWO)
         if name != "palette"  # Textual's own
     ],
 )

@@ -259,7 +259,7 @@ async def tuning(
     app = TuningApp(job, on_first_paint=job.start)
     try:
         async with app.run_test(size=size) as pilot:
-            await until(pilot, lambda: job.failed() != "" or "measuring" in text_of(app))
+            await until(pilot, lambda: job.failed() != "" or "◐ measuring" in text_of(app))
             yield app, pilot
     finally:
         job.stop()
@@ -323,7 +323,8 @@ async def test_long_tunings_scroll_and_show_what_is_measured() -> None:
         screen = app.screen
         assert isinstance(screen, TuningScreen)
         screen.look_again()
-        await until(pilot, lambda: "setting 40" in text_of(app))
+        await until(pilot, lambda: "◐ measuring" in text_of(app))
+        assert "setting 40" in text_of(app)
         assert "setting 3 " not in text_of(app)
         await press(pilot, "home")
         assert "setting 0 " in text_of(app) and "setting 40" not in text_of(app)
@@ -331,12 +332,15 @@ async def test_long_tunings_scroll_and_show_what_is_measured() -> None:
         assert "setting 59" in text_of(app)
 
 
-async def test_what_a_narrow_table_leaves_out_is_shown_with_enter() -> None:
+async def test_what_a_narrow_table_leaves_out_is_below_it_and_to_the_right() -> None:
     app = TuningApp(FixedTuning(DONE))
     async with app.run_test(size=(80, 24)) as pilot:
-        assert DONE.rows[0].reason not in text_of(app)
-        for keys, shown in ((("enter",), DONE.rows[0].reason), (("end", "enter"), DONE.rows[3].reason)):
-            await press(pilot, *keys)
-            assert shown in " ".join(text_of(app).split())
+        await press(pilot)
+        assert DONE.rows[0].reason in " ".join(text_of(app).split())
+        await press(pilot, "end")
+        assert DONE.rows[3].reason in text_of(app) and "losses" not in text_of(app)
+        await press(pilot, *["right"] * 40)
+        await until(pilot, lambda: "losses" in text_of(app))
+        assert "✔ kept" in text_of(app) and "cache encoded" in text_of(app)
         await press(pilot, "w")
         assert "written to tuning.toml" in text_of(app)

@@ -16,7 +16,7 @@ from ndd_console.view.glossary import GLOSSARY
 from ndd_console.view.keys import LIVE_KEYS, WIZARD_KEYS
 from ndd_console.view.live import LiveState, end_rows, live_rows
 from ndd_console.view.rows import width_of
-from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, ascii_rows
+from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, to_ascii
 from ndd_console.words.blocks import Block
 from ndd_console.words.finding import DiagnosisResult
 from ndd_console.words.run import LOST, progress_line
@@ -98,7 +98,7 @@ def test_every_row_fits(name: str) -> None:
     for width, height in SIZES:
         rows = live_rows(value, LiveState("charlm-001", value.status, KEYS, "a message", 3.0), width, height)
         assert_fits(rows, width, height)
-        assert_fits(ascii_rows(rows), width, height)
+        assert_fits([tuple((to_ascii(text), style) for text, style in row) for row in rows], width, height)
 
 
 def test_missing_is_never_zero() -> None:
@@ -217,11 +217,11 @@ def test_phases_add_up() -> None:
 def test_sub_phases_stand_below_their_phase() -> None:
     value = snapshot()
     forward = next(phase for phase in value.phases if phase.name == "forward")
-    part = replace(forward, name="forward/encoder", host_ns=4e6, share=0.07)
+    part = replace(forward, name="forward/long_encoder", host_ns=4e6, share=0.07)
     index = value.phases.index(forward)
     phases = (*value.phases[: index + 1], part, *value.phases[index + 1 :])
     lines = screen(replace(value, phases=phases), 120, 50).splitlines()
-    assert next(i for i, line in enumerate(lines) if "  encoder" in line) == 1 + next(
+    assert next(i for i, line in enumerate(lines) if "  long_encoder " in line) == 1 + next(
         i for i, line in enumerate(lines) if " forward" in line
     )
     assert "encoder" not in screen(replace(value, phases=phases))

@@ -21,7 +21,7 @@ from ndd_console.jobs.wizard import WizardJob, live_run_notes
 from ndd_console.render.text import lines
 from ndd_console.screens.home import entries
 from ndd_console.screens.pages import HelpScreen
-from ndd_console.screens.wizard import BY_SPEED, WizardScreen, ordered
+from ndd_console.screens.wizard import BY_SPEED, WizardScreen, columns_of, ordered
 from ndd_console.words.wizard import PROPOSAL_COLUMNS
 from ndd_engine.hardware.named_gpus import gpu_named, usable_bytes
 from ndd_engine.wizard.proposals import Answers, Measured
@@ -197,15 +197,19 @@ async def test_marking_and_sorting() -> None:
         marked = len(screen_of(pilot).marked)
         await press(pilot, "space")
         assert abs(len(screen_of(pilot).marked) - marked) == 1
-        for _ in PROPOSAL_COLUMNS:
+        for count, _ in enumerate(columns_of(ROWS, BY_SPEED), 1):
             await press(pilot, "s")
-        assert screen_of(pilot).column == BY_SPEED
+            assert (screen_of(pilot).column is BY_SPEED) == (count == len(columns_of(ROWS, BY_SPEED)))
+        x = text_of(pilot).split("\n")[2].index("memory")
+        await pilot.click(offset=(x, 2))
+        await pilot.pause()
+        assert screen_of(pilot).column.name == "memory" and "memory▾" in text_of(pilot)
         await press(pilot, "p")
         assert not screen_of(pilot).plot
 
 
 def test_proposals_that_fit_come_first_in_every_order() -> None:
-    for column in range(len(PROPOSAL_COLUMNS)):
+    for column in PROPOSAL_COLUMNS:
         assert ordered(ROWS, column)[-1] == ROWS[2]
     assert ordered(ROWS, BY_SPEED)[0] == ROWS[5]
 

@@ -19,9 +19,9 @@ from ndd_console.render import text
 from ndd_console.render.rows import block_rows
 from ndd_console.screens import home as home_screen
 from ndd_console.screens import trial as trial_screen
-from ndd_console.screens import tuning as tuning_screen
-from ndd_console.screens import wizard as wizard_screen
 from ndd_console.screens.trial import TrialState
+from ndd_console.screens.tuning import table_row
+from ndd_console.screens.wizard import BY_SPEED, proposal_table
 from ndd_console.view.blocks import panel, progress
 from ndd_console.words.blocks import Intervals, Table
 from ndd_console.words.comparison import several_compared, two_compared
@@ -44,7 +44,7 @@ from ndd_engine.wizard.proposals import Layout, Measured
 from ndd_watch.changes import Candidate
 from tests.trial.written_runs import ITEMS, STEPS, evaluation, steady, windows, write_run
 from tests.ui.fake_ranks import ranks_snapshot
-from tests.ui.fake_wizard import proposal
+from tests.ui.fake_wizard import ROWS, proposal
 
 checked = settings(
     suppress_health_check=[HealthCheck.too_slow],
@@ -164,11 +164,18 @@ def proposals(draws: st.DrawFn) -> list[Any]:
     return rows
 
 
+@pytest.mark.parametrize(("steps", "few"), [(1, True), (9, True), (10, False), (None, False)])
+def test_few_steps_an_epoch_are_a_remark(steps: int | None, few: bool) -> None:
+    one = replace(ROWS[0], steps_per_epoch=steps)
+    assert ("an epoch" in remark(one)) == few
+    assert ("an epoch" in about_text(one)) == (steps is not None and not few)
+
+
 @checked
 @given(proposals())
 def test_a_proposal_is_told_alike_in_its_row_and_below_it(rows: list[Any]) -> None:
     cell = {column.name: column.text for column in PROPOSAL_COLUMNS}
-    table = shown(wizard_screen.table_rows(rows, (), (), 0, 400))
+    table = {text for _, cells in proposal_table(rows, (), (), BY_SPEED)[1] for text, _ in cells}
     for one in rows:
         rate, step = cell[RATE](one), cell["step"](one)
         items = one.batch.items * one.layout.ranks
@@ -179,7 +186,7 @@ def test_a_proposal_is_told_alike_in_its_row_and_below_it(rows: list[Any]) -> No
         assert f"peak {cell['memory'](one)} of" in about_text(one)
         tokens = cell["tokens/s"](one)
         assert f"{tokens} characters/s" in about_text(one)
-        assert all(value in table for value in (rate, step, tokens, cell["memory"](one)))
+        assert {rate, step, tokens, cell["memory"](one)} <= table
         if one.measured is None:
             continue
         memory, known, off, predicted, took, error = verified_texts(one)
@@ -258,10 +265,9 @@ def test_tuning_is_told_alike_in_its_table_its_lines_and_its_result(
     state = replace(state, text=_summary(state))
     kept = [row for row in rows if row.state == "kept"]
     assert state.text.startswith(f"{len(kept)} of {len(rows)} measured")
-    table = shown(tuning_screen.table(rows, 400)).splitlines()[1:]
     printed = shown(block_rows(list(tuning_blocks(state)), 400))
-    for row, line in zip(rows, table, strict=True):
-        own = intervals(trial_text(row.trial))
+    for row in rows:
+        own, line = intervals(trial_text(row.trial)), "  ".join(text for text, _ in table_row(row))
         assert intervals(setting_line(row)) == own
         assert intervals(line) == own | intervals(trial_text(row.to_start)) <= intervals(printed)
     if kept:

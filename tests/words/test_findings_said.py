@@ -13,6 +13,7 @@ from ndd_console.render.text import lines
 from ndd_console.words.blocks import COMMAND, PLACE, Text
 from ndd_console.words.finding import (
     DiagnosisResult,
+    ceiling_text,
     choices,
     diagnosis_blocks,
     event_line,
@@ -62,6 +63,7 @@ def test_what_a_trial_has_measured_is_told_and_not_proposed_again() -> None:
         "loader.workers=4 run.name=a b was measured: faster 1.42x (1.35 to 1.49)"
     )
     assert first_command("my run", [WAITS]) and not first_command("my run", [found])
+    assert "1.42x" in ceiling_text(found) and "1.42x" not in ceiling_text(WAITS)
     unclear = replace(WORKERS, measured=MeasuredChange("stopped"))
     assert ("measured", "stopped") in verdict(replace(WAITS, changes=(unclear,))).rows
 

@@ -362,6 +362,9 @@ class Trial:
         )  # fmt: skip
 
     def _measure(self) -> tuple[str, str]:
+        self._budget.tick(self._budget.stage)(
+            None
+        )  # no process is started after a stop while it waited for others
         self._sides.choose()
         if not self._sides.switches or self.request.restarts:
             return self._in_pairs()

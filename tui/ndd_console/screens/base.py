@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
 
@@ -15,14 +14,24 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.message_pump import MessagePump
 from textual.screen import ModalScreen, Screen
-from textual.scroll_view import ScrollView
 from textual.widget import Widget
 from textual.widgets import RichLog
 
-from ndd_console.view.keys import APP_KEYS, NEEDS, SCROLL_KEYS, Key
-from ndd_console.view.rows import Entry, Keys, cells, footer_row, framed, inner_width, paragraph, rule, wrap
+from ndd_console.view.keys import APP_KEYS, NEEDS, SCROLL_KEYS, SIDEWAYS_KEY, Key
+from ndd_console.view.rows import (
+    Entry,
+    Keys,
+    cells,
+    footer_row,
+    framed,
+    inner_width,
+    paragraph,
+    rule,
+    side_by_side,
+    wrap,
+)  # fmt: skip
 from ndd_console.view.style import Look, Row
-from ndd_console.widgets.lines import KeyBar, Lines, RowList, TextField, bindings
+from ndd_console.widgets.lines import KeyBar, Lines, RowList, RowTable, TextField, bindings
 from ndd_engine.errors import error_text
 
 if TYPE_CHECKING:
@@ -108,13 +117,8 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         return tuple((key.shown, self.word(key)) for key in early)
 
     def help_keys(self) -> tuple[Key, ...]:
-        """All keys for the help page; those that cannot work now say why."""
-        return tuple(
-            replace(key, help=f"{key.help} (not now: {why})")
-            if key.help and (why := self.refusal(key))
-            else key
-            for key in self.keys
-        )
+        """The keys of the help page: those that work now."""
+        return tuple(self.usable())
 
     def beside(
         self,
@@ -154,11 +158,22 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         return self
 
     def use_key(self, name: str) -> None:
-        """Do what a key does now, if anything. name: one of its names, or as the footer shows it."""
-        for key in self.usable():
-            if name in (key.shown, *key.names.split(",")):
-                self.use(key)
-                return
+        """Do what a key does now, or say why it does nothing. name: one of its names, or as the footer shows it."""
+        key = self.key_named(name)
+        if key is not None:
+            self.use(key)
+        else:
+            self.say(NEEDS["a key"])
+
+    def key_named(self, name: str) -> Key | None:
+        named = (key for key in (*self.usable(), *self.keys) if name in (key.shown, *key.names.split(",")))
+        return next(named, None)
+
+    def on_key(self, event: events.Key) -> None:
+        """No key is silent. What is typed into a field does not arrive here."""
+        if event.is_printable and event.key not in self.active_bindings:
+            event.stop()  # it is not also a key of the screen that this one opens
+            self.use_key(event.key)
 
     def action_help(self) -> None:
         from .pages import HelpScreen
@@ -207,24 +222,22 @@ class KeyScreen(Screen[None], inherit_bindings=False):
 class WidgetScreen(KeyScreen):
     """A screen of Textual's widgets: `top`, `body` and `below`, and the footer.
 
-    text: what the keys scroll: the body, or what is shown in its place. between: widgets after the body. selects: the
-    action of a selected entry of the body. every_s: seconds from one `look_again` to the next; 0 for none.
+    others: shown in place of the body, see `swap`. between: widgets after the body. selects: the action of a selected
+    entry of a list or a table. every_s: seconds from one `look_again` to the next; 0 for none.
     """
 
     selects: ClassVar[str] = ""
     every_s: ClassVar[float] = 0.0
 
     def __init__(
-        self, look: Look, body: Widget, on_painted: Callable[[], None] | None = None, *, text: Lines | None = None,
-        between: tuple[Widget, ...] = (),
+        self, look: Look, body: Widget, on_painted: Callable[[], None] | None = None, *,
+        others: tuple[Widget, ...] = (), between: tuple[Widget, ...] = (),
     ) -> None:  # fmt: skip
         super().__init__(look, on_painted)
         self.top, self.below, self.bar = Lines(look), Lines(look), KeyBar(look)
-        self.body, self._parts = body, [body, *between]
-        self.text: ScrollView | None = body if isinstance(body, Lines | RichLog) else text
-        if text is not None:
-            text.display = False
-            self._parts.append(text)
+        self.body, self._bodies, self._parts = body, (body, *others), (body, *between, *others)
+        for other in others:
+            other.display = False
         self._instead = Lines(look, classes="instead")
         self._instead.display = False
         self.message = ("", "text")
@@ -265,26 +278,23 @@ class WidgetScreen(KeyScreen):
     def on_option_list_option_selected(self) -> None:
         self.action_use(self.selects)
 
+    on_data_table_row_highlighted = on_option_list_option_highlighted
+
+    def on_data_table_row_selected(self) -> None:
+        if self.selects:
+            self.action_use(self.selects)
+
     def paint_if_current(self) -> None:
         """Draw the screen if it is not below another one, whose end draws it."""
         if self.is_current:
             self.paint()
 
-    def say(self, text: str, style: str = "accent") -> None:
-        """Show a message above the footer; "" for none."""
+    def say(self, text: str, style: str = "accent", *, briefly: bool = False) -> None:
+        """Show a message above the footer; "" for none. Why a key does not work is shown briefly, too."""
         self.message = (text, style)
-        if text in NEEDS.values():
-            self._forget_later(text)
+        if briefly or text in NEEDS.values():
+            self.set_timer(MESSAGE_S, lambda: self.say("") if self.message[0] == text else None)
         self.paint()
-
-    def copy(self, text: str, message: str) -> None:
-        """Copy a text to the clipboard of the terminal, and say so for a while."""
-        self.app.copy_to_clipboard(text)
-        self.say(message)
-        self._forget_later(message)
-
-    def _forget_later(self, message: str) -> None:
-        self.set_timer(MESSAGE_S, lambda: self.say("") if self.message[0] == message else None)
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
         """Fill the body. Returns the rows above and below it, for `width` cells."""
@@ -303,26 +313,29 @@ class WidgetScreen(KeyScreen):
         self._instead.show(rows)
         self._instead.display = True
 
-    def swap(self, *, listed: bool) -> None:
-        """Show the list or the text of a screen that has both, and give it the focus."""
-        text = self.text
-        if text is not None and (listed != self.body.display or listed == text.display):
-            self.body.display, text.display = listed, not listed
-            (self.body if listed else text).focus()
+    def swap(self, wanted: Widget) -> None:
+        """Show one of the bodies, and give it the focus."""
+        if self._shown is not wanted:
+            for one in self._bodies:
+                one.display = one is wanted
+            wanted.focus()
             self.call_after_refresh(self.paint)  # whether the text scrolls depends on its height
 
+    @property
+    def _shown(self) -> Widget:
+        return next(one for one in self._bodies if one.display)
+
     def usable(self) -> Iterator[Key]:
-        """Also the keys that scroll, if there is more text than room."""
-        text = self.text
-        if text is not None and text.display and text.max_scroll_y > 0:
+        """Also the keys that scroll, if there is more than room for it."""
+        shown = self._shown
+        if isinstance(shown, Lines | RichLog) and shown.max_scroll_y > 0:
             yield from SCROLL_KEYS
+        elif isinstance(shown, RowTable) and shown.max_scroll_x > 0:
+            yield SIDEWAYS_KEY
         yield from super().usable()
 
-    def help_keys(self) -> tuple[Key, ...]:
-        return (*(SCROLL_KEYS if self.text is not None else ()), *super().help_keys())
-
     def target(self, key: Key) -> Widget:
-        return self.text or self if key in SCROLL_KEYS else self
+        return self._shown if key in (*SCROLL_KEYS, SIDEWAYS_KEY) else self
 
 
 class Dialog(ModalScreen[str], inherit_bindings=False):
@@ -380,17 +393,12 @@ class Question(Dialog):
     def paint(self) -> None:
         super().paint()
         width = self.box_width(max(self.app.size.width - _FRAME, 1))
-        lead = self._lead
-        entries = []
-        for key, text in self._choices:
-            lines = wrap(text, max(width - lead, 1))
-            rows = [
-                ((("" if index else key).ljust(lead), "key"), (line, "text"))
-                for index, line in enumerate(lines)
-            ]
-            entries.append(Entry(key, tuple(rows)))
+        lead, rest = self._lead, max(width - self._lead, 1)
         self.list.styles.width = width
-        self.list.show(entries)
+        self.list.show([
+            Entry(key, tuple(side_by_side([((key, "key"),)], paragraph(text, rest), lead, 0, rest)))
+            for key, text in self._choices
+        ])  # fmt: skip
 
     def on_option_list_option_selected(self) -> None:
         self.answer(self.list.chosen)

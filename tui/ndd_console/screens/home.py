@@ -46,6 +46,7 @@ def entries(workloads: Sequence[StartRow] | None, runs: Sequence[RunRow] | None,
 
     None: not read yet.
     """
+    # No DataTable: its cursor stops at rows that are headings, and no text spans its columns.
     shown: list[Entry] = []
     group = None
     startable = [[(row.name, "bold"), (row.title, "text"), (row.text, "dim")] for row in workloads or ()]

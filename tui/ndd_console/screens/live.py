@@ -15,7 +15,7 @@ from ndd_console.jobs.run_sources import code_folder
 from ndd_console.view.keys import LIVE_KEYS, Key
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import Keys, key_at
-from ndd_console.view.style import Look, Row, ascii_rows
+from ndd_console.view.style import Look, Row
 from ndd_console.widgets.canvas import Canvas
 from ndd_console.widgets.textual_private import paint_changes
 from ndd_console.words.finding import Diagnosis, first_command
@@ -76,10 +76,10 @@ class LiveScreen(KeyScreen):
         on_painted: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(look, on_painted)
-        self.canvas = Canvas(look.styles, linked=look.links)
+        self.canvas = Canvas(look)
         paint_changes(self, self.canvas)
         self.source = source
-        self._diagnosis = diagnosis
+        self.diagnosis = diagnosis
         self._trials = source.trials()
         self._refresh_hz = min(refresh_hz, 4.0) if look.ssh else refresh_hz
         self._clock = clock
@@ -127,8 +127,7 @@ class LiveScreen(KeyScreen):
         self.show_rows(live_rows(*self._drawn, width, height))
 
     def show_rows(self, rows: list[Row]) -> None:
-        folder = code_folder(self._snapshot.run) if self.look.links else None
-        self.canvas.show(ascii_rows(rows) if self.look.ascii_only else rows, folder)
+        self.canvas.show(rows, code_folder(self._snapshot.run) if self.look.links else None)
 
     def _state(self) -> LiveState:
         snapshot = self._snapshot
@@ -146,7 +145,7 @@ class LiveScreen(KeyScreen):
             self.key_words(),
             self.source.notice() or message,
             waited,
-            self._diagnosis.of(snapshot),
+            self.diagnosis.of(snapshot),
             self._can(self._trials),
             self.early_words(),
         )
@@ -189,7 +188,7 @@ class LiveScreen(KeyScreen):
             case "values":
                 return bool(snapshot.scalars) or snapshot.texts is not None
             case _:
-                return bool(first_command(source.name, self._diagnosis.of(snapshot).findings))
+                return bool(first_command(source.name, self.diagnosis.of(snapshot).findings))
 
     def word(self, key: Key) -> str:
         if key.action == "pause":
@@ -223,14 +222,10 @@ class LiveScreen(KeyScreen):
 
     def action_try(self) -> None:
         assert self._trials is not None
-        offered = proposed_changes(self._diagnosis.of(self._snapshot).findings)
+        offered = proposed_changes(self.diagnosis.of(self._snapshot).findings)
         screen = TrialScreen(self.look, self._trials, offered, lambda: self.source.snapshot().trials)
         screen.set_folder(code_folder(self._snapshot.run))
         self.app.push_screen(screen)
-
-    def action_diagnosis(self) -> None:
-        try_it = self.action_try if self._can(self._trials) else None
-        self.app.push_screen(DiagnosisScreen(self.look, self.source, self._diagnosis, try_it))
 
     def action_wizard(self) -> None:
         self.console.open_wizard(self.source)
@@ -238,6 +233,7 @@ class LiveScreen(KeyScreen):
     def _open(self, page: type[RunPage] | type[LogScreen]) -> None:
         self.app.push_screen(page(self.look, self.source))
 
+    action_diagnosis = partialmethod(_open, DiagnosisScreen)
     action_ranks = partialmethod(_open, RanksScreen)
     action_workers = partialmethod(_open, WorkersScreen)
     action_values = partialmethod(_open, OwnValuesScreen)
@@ -245,7 +241,7 @@ class LiveScreen(KeyScreen):
     action_log = partialmethod(_open, LogScreen)
 
     def action_copy(self) -> None:
-        command = first_command(self.source.name, self._diagnosis.of(self._snapshot).findings)
+        command = first_command(self.source.name, self.diagnosis.of(self._snapshot).findings)
         self.app.copy_to_clipboard(command)
         self.say(f"copied: {command}")
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from rich.text import Text as Words
 from textual import events
@@ -25,7 +26,7 @@ from ndd_console.view.rows import BLANK, as_it_is, cells, column, labelled, para
 from ndd_console.view.style import Look, Row
 from ndd_console.widgets.lines import Lines, bindings
 from ndd_console.words.blocks import Block, Text, small
-from ndd_console.words.finding import Diagnosis, diagnosis_blocks, first_command
+from ndd_console.words.finding import diagnosis_blocks
 from ndd_console.words.ranks import ranks_blocks
 from ndd_console.words.settings import settings_blocks
 from ndd_console.words.step import work_facts
@@ -38,6 +39,8 @@ from .base import TextQuestion, WidgetScreen
 if TYPE_CHECKING:
     from ndd_console.jobs.folder import StartRow
     from ndd_console.jobs.run_sources import HomeFolder, RunSource
+
+    from .live import LiveScreen
 
 REFRESH_S = 1.0
 _KEYS = 18  # width of the keys and terms on the help page
@@ -181,10 +184,32 @@ class StartScreen(LoadedPage):
             self.console.open_wizard(None, self._row)
 
 
-class RunPage(PageScreen):
-    """A page about a run, updated every second."""
+class AboveRun(WidgetScreen):
+    """A page over the live screen, updated every second, where the other keys of the live screen work, too."""
 
     every_s = REFRESH_S
+
+    @property
+    def live(self) -> LiveScreen:
+        stack = self.app.screen_stack
+        return cast("LiveScreen", stack[stack.index(self) - 1])
+
+    def use_key(self, name: str) -> None:
+        if self.key_named(name) is None and self.live.key_named(name) is not None:
+            self.use_below(name)
+        else:
+            super().use_key(name)
+
+    def use_below(self, name: str) -> None:
+        """Return to the live screen, and use its key."""
+        if self.is_current:
+            live = self.live
+            self.action_back()
+            live.use_key(name)
+
+
+class RunPage(AboveRun, PageScreen):
+    """A page about a run."""
 
     def __init__(self, look: Look, source: RunSource) -> None:
         super().__init__(look)
@@ -242,38 +267,22 @@ class WorkersScreen(RunPage):
 
 
 class DiagnosisScreen(RunPage):
-    """All findings with their evidence. try_it: opens the trial screen; None if nothing can be tried."""
+    """All findings with their evidence."""
 
     title_text = "diagnosis"
     keys = tables.DIAGNOSIS_KEYS
 
-    def __init__(
-        self, look: Look, source: RunSource, diagnosis: Diagnosis, try_it: Callable[[], None] | None
-    ) -> None:
-        super().__init__(look, source)
-        self._diagnosis = diagnosis
-        self._try = try_it
-
-    @property
-    def _command(self) -> str:
-        return first_command(self._source.name, self._diagnosis.of(self._latest).findings)
-
     def has(self, need: str) -> bool:
-        return self._try is not None if need == "change" else bool(self._command)
+        return self.live.has(need)
 
     def lines(self, width: int) -> list[Row]:
-        result = self._diagnosis.of(self._latest)
-        blocks = diagnosis_blocks(self._latest, result, self._source.name, self._try is not None)
-        return block_rows(blocks, width)
+        result = self.live.diagnosis.of(self._latest)
+        return block_rows(
+            diagnosis_blocks(self._latest, result, self._source.name, self.has("change")), width
+        )
 
-    def action_try(self) -> None:
-        """Return to the live screen, and open the trial screen."""
-        if self._try is not None and self.is_current:
-            self.action_back()
-            self._try()
-
-    def action_copy(self) -> None:
-        self.copy(self._command, f"copied: {self._command}")
+    action_try = partialmethod(AboveRun.use_below, "t")
+    action_copy = partialmethod(AboveRun.use_below, "y")
 
 
 class OutputView(RichLog):
@@ -367,11 +376,10 @@ class OutputView(RichLog):
         self._show_row(self.places[self.place])
 
 
-class LogScreen(WidgetScreen):
-    """The captured output, updated every second."""
+class LogScreen(AboveRun):
+    """The captured output."""
 
     keys = LOG_KEYS
-    every_s = REFRESH_S
     body: OutputView
 
     def __init__(self, look: Look, source: RunSource) -> None:

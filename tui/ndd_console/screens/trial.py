@@ -14,7 +14,7 @@ from ndd_console.view.keys import TRIAL_KEYS, Key
 from ndd_console.view.rows import BLANK, Entry, aligned, cells, paragraph, rule, shorten, titled
 from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList, TextField
-from ndd_console.words.blocks import at_most
+from ndd_console.words.finding import ceiling_text
 from ndd_console.words.stopping import trial_stopping
 from ndd_console.words.trial import VERDICTS, about_trial, conditions, paused_text, trial_blocks, trial_text
 from ndd_engine.diagnose import Change, Finding
@@ -103,7 +103,8 @@ def entries(state: TrialState, width: int) -> list[Entry]:
 def _proposal(proposed: ProposedChange, width: int) -> tuple[Row, Row]:
     change, finding = proposed
     title, text = sets_text(change.sets), f": {foreign(finding.advice(change))}"
-    end = "" if finding.ceiling is None else f", {at_most(finding.ceiling)}"
+    gain = ceiling_text(finding)
+    end = f", {gain}" if gain else ""
     why = shorten(f"  for: {foreign(finding.title)}", max(width - cells(end), 1))
     text = text if cells(title) + cells(text) <= width else ""
     return ((shorten(title, width), "bold"), (text, "text")), ((why + end, "dim"),)
@@ -175,7 +176,7 @@ class TrialScreen(WidgetScreen):
         self.field = TextField(placeholder=_HINT, max_length=_TYPED, classes="field", select_on_focus=False)
         self._label, self.page = Lines(look), Lines(look, scrolls=True)
         body = RowList(look, after=self.field, one_click=False)
-        super().__init__(look, body, text=self.page, between=(self._label, self.field))
+        super().__init__(look, body, others=(self.page,), between=(self._label, self.field))
         self.view = view
         self._trials = trials
         self._earlier = earlier
@@ -214,7 +215,7 @@ class TrialScreen(WidgetScreen):
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
         state = self.view
         choosing = state.stage == "choose"
-        self.swap(listed=choosing)
+        self.swap(self.body if choosing else self.page)
         self._label.display = self.field.display = choosing
         if not choosing:
             measures = state.stage == "measure"
@@ -306,7 +307,8 @@ class TrialScreen(WidgetScreen):
 
     def action_copy(self) -> None:
         try:
-            self.copy(self._trials.diff(self.view.trying), "copied the diff")
+            self.app.copy_to_clipboard(self._trials.diff(self.view.trying))
+            self.say("copied the diff", briefly=True)
         except UsageError as error:
             self.show(problem=str(error))
 

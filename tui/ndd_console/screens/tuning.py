@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ndd_console.view.bars import interval_rows, progress_rows
 from ndd_console.view.keys import TUNING_KEYS, Key
-from ndd_console.view.rows import BLANK, Entry, aligned, paragraph, rule
+from ndd_console.view.rows import BLANK, paragraph, rule
 from ndd_console.view.style import Look, Row, Span
-from ndd_console.widgets.lines import RowList
+from ndd_console.widgets.lines import RowTable
 from ndd_console.words.stopping import TUNING_STOPPING
 from ndd_console.words.trial import SETTING_COLUMNS, VERDICTS, setting_texts
 from ndd_engine.text import duration, foreign
@@ -28,25 +28,23 @@ _STATES: dict[str, tuple[str, str]] = {
     "dropped": ("✖", "warn"),
     "skipped": ("·", "dim"),
 }
-_SETTING, _LOSSES = SETTING_COLUMNS.index("setting"), SETTING_COLUMNS.index("losses")
-_LEFT_OUT = (6, 4, 5, 3)  # columns, in the order in which a narrow screen leaves them out
+_LOSSES = SETTING_COLUMNS.index("losses")
 
 
-def table(rows: Sequence[TuningRow], width: int) -> list[Row]:
-    """The names of the columns, then the settings with their speedups."""
-    heads: list[list[Span]] = [[(name, "dim") for name in SETTING_COLUMNS]]
-    return aligned([*heads, *map(_cells, rows)], width, _SETTING, _LEFT_OUT)
-
-
-def _cells(row: TuningRow) -> list[Span]:
+def table_row(row: TuningRow) -> list[Span]:
     texts, (symbol, style) = setting_texts(row), _STATES.get(row.state, ("?", "text"))
     styles = [style, "dim" if row.state == "skipped" else "text", *["text"] * 4, "dim"]
     if row.trial is not None:
         styles[2 if row.trial.ratio is not None else -1] = VERDICTS.get(row.trial.verdict, "text")
         styles[_LOSSES] = "warn" if row.trial.loss == "differs" else "text"
-    spans = [(f"{symbol} {texts[0]}", style), *zip(texts[1:], styles[1:], strict=True)]
-    # Without figures, the reason takes their place.
-    return spans if any(texts[2:-1]) else [*spans[:2], spans[-1]]
+    return [(f"{symbol} {texts[0]}", style), *zip(texts[1:], styles[1:], strict=True)]
+
+
+def selected_rows(row: TuningRow | None, width: int) -> list[Row]:
+    """All figures of the selected setting: a narrow screen shows only some columns."""
+    texts = setting_texts(row) if row is not None else ()
+    told = (f"{name} {text}" for name, text in zip(SETTING_COLUMNS, texts, strict=bool(texts)) if text)
+    return paragraph("; ".join(told), width, "dim")
 
 
 def current(state: TuningState) -> int:
@@ -70,9 +68,8 @@ class TuningScreen(WidgetScreen):
     """Shows a sweep. `leave` is called when the user closes the screen after its end."""
 
     keys = TUNING_KEYS
-    selects = "open"
     every_s = POLL_S
-    body: RowList
+    body: RowTable
 
     def __init__(
         self,
@@ -81,7 +78,7 @@ class TuningScreen(WidgetScreen):
         leave: Callable[[], None],
         on_painted: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(look, RowList(look), on_painted)
+        super().__init__(look, RowTable(look, fixed=2), on_painted)
         self._source = source
         self._leave = leave
         self._stopping = False
@@ -99,24 +96,28 @@ class TuningScreen(WidgetScreen):
         elapsed = f" {duration(state.elapsed_s)} " if state is not None and state.elapsed_s else ""
         top = [rule(f"tuning {foreign(source.name)}", width, "bold", elapsed)]
         if state is not None:
-            heads, *rows = table(state.rows, width)
-            top += [heads] if rows else []
-            self.body.show([Entry(row, (shown,)) for row, shown in zip(state.rows, rows, strict=True)])
+            heads = [(name, "dim") for name in SETTING_COLUMNS]
+            self.body.show(heads, [(row, table_row(row)) for row in state.rows])
             place = current(state)
             if place != self._current:
                 self._current = place
-                self.body.choose(place)
+                self.body.move_cursor(row=place)
+        return top, [*selected_rows(self.body.chosen, width), BLANK, *self._progress(width, height)]
+
+    def _progress(self, width: int, height: int) -> list[Row]:
+        """What tuning does, or its result."""
+        source, state = self._source, self._source.state
         if problem := source.failed():
-            return top, [BLANK, *paragraph(problem, width, "bad", max(height // 2, 1))]
+            return paragraph(problem, width, "bad", max(height // 2, 1))
         if state is None:
-            return top, [BLANK, (("starting…", "accent"),)]
+            return [(("starting…", "accent"),)]
         if not state.done:
             stage = TUNING_STOPPING if self._stopping else state.stage
             if state.progress is None:
-                return top, [BLANK, ((f"{foreign(stage)}…", "accent"),)]
-            return top, [BLANK, *progress_rows(state.progress, stage, width, plot=height >= 18)]
+                return [((f"{foreign(stage)}…", "accent"),)]
+            return progress_rows(state.progress, stage, width, plot=height >= 18)
         saved = f"written to {source.saved}" if source.saved else ""
-        return top, [BLANK, *result_rows(state, width, height), *paragraph(saved, width, "accent")]
+        return [*result_rows(state, width, height), *paragraph(saved, width, "accent")]
 
     # Keys.
 
@@ -126,14 +127,7 @@ class TuningScreen(WidgetScreen):
         return bool(self._source.failed()) or (state is not None and state.done)
 
     def has(self, need: str) -> bool:
-        if need == "setting":
-            return self.body.chosen is not None
         return self._over and not self._source.failed() and not self._source.saved
-
-    def action_open(self) -> None:
-        """Show what the table cuts or leaves out at this width."""
-        texts = zip(SETTING_COLUMNS, setting_texts(self.body.chosen), strict=True)
-        self.say("; ".join(f"{name} {foreign(text)}" for name, text in texts if text))
 
     def word(self, key: Key) -> str:
         if key.action == "back":

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partialmethod
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
-from ndd_console.jobs.wizard import Field, Preview, WizardJob
+from ndd_console.jobs.wizard import Preview, WizardJob
 from ndd_console.render.rows import block_rows
 from ndd_console.view.bars import labelled_bar, plot_rows
 from ndd_console.view.keys import WIZARD_KEYS, Key
 from ndd_console.view.rows import BLANK, Entry, aligned, cells, ends, fit, paragraph, rule, shorten, wrap
 from ndd_console.view.style import Look, Row, Span
-from ndd_console.widgets.lines import Lines, RowList
-from ndd_console.words.blocks import Block
+from ndd_console.widgets.lines import Lines, RowList, RowTable
+from ndd_console.words.blocks import Text
 from ndd_console.words.machine import DETECTING
 from ndd_console.words.stopping import STOPPING
 from ndd_console.words.wizard import (
     ITEMS,
     PROPOSAL_COLUMNS,
-    TOKENS,
     VERIFIED,
+    Column,
     about_text,
     applicable,
     heading,
@@ -44,17 +44,14 @@ _BEFORE: dict[WizardPage, WizardPage] = {
     "workload": "machine", "goal": "workload", "probing": "goal", "trade-offs": "goal", "verify": "trade-offs",
     "file": "trade-offs",
 }  # fmt: skip
-_LISTS = ("workload", "goal", "trade-offs", "verify")  # pages whose body is a list; the others are text
 _NEXT = {"goal": "probe", "probing": "retry", "trade-offs": "file", "verify": "file"}
 _STOPPING = f"{STOPPING}…"
 _PLOT = 10  # rows of the plot
 _CONTINUED = "    "  # before what follows of a long line
 MARKED, BEST = "✔", "●"  # marked for measurement; on the Pareto front
-BY_SPEED = next(place for place, column in enumerate(PROPOSAL_COLUMNS) if column.name == ITEMS)
-# Columns to drop if the terminal is too narrow, in this order.
-_DROPPED = (
-    "parameters", TOKENS, "remark", "accum", "dtype", "total time", "step", "size", "sequence", "ranks", "data",
-)  # fmt: skip
+BY_SPEED = next(column for column in PROPOSAL_COLUMNS if column.name == ITEMS)
+_VERIFIED: list[Span] = [(name, "dim") for name in ("", "", *VERIFIED)]
+Rows: TypeAlias = "list[tuple[Proposal, list[Span]]]"
 
 
 def trail(page: WizardPage, width: int) -> Row:
@@ -69,64 +66,45 @@ def trail(page: WizardPage, width: int) -> Row:
     return ends(((page, "accent"),), ((f"{here + 1} of {len(WIZARD_PAGES)}", "dim"),), width)
 
 
-def hardware_rows(machine: Sequence[Block] | None, width: int) -> list[Row]:
-    if machine is None:
-        return [((DETECTING, "dim"),)]
-    return [rule("this machine", width), *block_rows(machine, width)]
-
-
-def workload_rows(workloads: Sequence[StartRow], width: int) -> list[Row]:
-    about = (": ".join(filter(None, (row.title, row.text))) for row in workloads)
-    pairs = zip(workloads, about, strict=True)
-    return aligned([[(row.name, "bold"), (text, "text")] for row, text in pairs], width)
-
-
-def field_rows(fields: Sequence[Field], width: int) -> list[Row]:
-    return aligned([[(field.name, "bold"), (field.value, "accent")] for field in fields], width)
-
-
 def data_rows(facts: Sequence[str], width: int) -> list[Row]:
     """Facts about the data of the chosen workload, if known."""
     lines = [row for text in facts for row in paragraph(text, width)]
     return [BLANK, rule("data", width), *lines] if lines else []
 
 
-def ordered(rows: Sequence[Proposal], column: int) -> list[Proposal]:
+def ordered(rows: Sequence[Proposal], column: Column) -> list[Proposal]:
     """Sorted by a column; proposals that fit come first."""
-    return sorted(rows, key=lambda one: (not one.fits, PROPOSAL_COLUMNS[column].order(one)))
+    return sorted(rows, key=lambda one: (not one.fits, column.order(one)))
 
 
-def table_rows(
-    rows: Sequence[Proposal], best: Sequence[Proposal], marked: Collection[Proposal], column: int, width: int
-) -> list[Row]:
-    """The names of the columns, then the proposals."""
+def columns_of(rows: Sequence[Proposal], sort: Column) -> list[Column]:
+    """Those that tell the proposals apart, and the one they are sorted by."""
     names = applicable(rows, [one.name for one in PROPOSAL_COLUMNS])
     alike = len({one.placement for one in rows}) < 2
-    sort = PROPOSAL_COLUMNS[column]
-    columns = [
+    return [
         one
         for one in PROPOSAL_COLUMNS
         if one is sort or (one.name in names and not (alike and one.name == "data"))
     ]
-    titles = [heading(one, rows) for one in columns]
+
+
+def proposal_table(
+    rows: Sequence[Proposal], best: Sequence[Proposal], marked: Collection[Proposal], sort: Column
+) -> tuple[list[Span], Rows]:
+    """The names of the columns, and the proposals."""
+    columns = columns_of(rows, sort)
     heads = [
-        (f"{title}▾", "accent") if one is sort else (title, "dim")
-        for one, title in zip(columns, titles, strict=True)
+        (f"{heading(one, rows)}▾", "accent") if one is sort else (heading(one, rows), "dim")
+        for one in columns
     ]
     best_keys, marked_keys = {one.key for one in best}, {one.key for one in marked}
-    grid: list[list[Span]] = [[("", "dim"), *heads, ("", "dim")]]
+    grid: Rows = []
     for one in rows:
         style, note = ("text", "dim") if one.fits else ("bad", "bad")
         lead = (BEST, "accent") if one.key in best_keys else ("", "accent")
         lead = (MARKED, "good") if one.key in marked_keys else lead
-        grid.append([lead, *((known.text(one), style) for known in columns), (remark(one), note)])
-    places = {one.name: place for place, one in enumerate(columns, 1) if one is not sort}
-    places["remark"] = len(columns) + 1
-    return aligned(grid, width, drop=[places[name] for name in _DROPPED if name in places])
-
-
-def about_rows(one: Proposal, width: int) -> list[Row]:
-    return [*paragraph(about_text(one), width, "dim"), *paragraph(remark(one, details=True), width, "warn")]
+        grid.append((one, [lead, *((known.text(one), style) for known in columns), (remark(one), note)]))
+    return [("", "dim"), *heads, ("", "dim")], grid
 
 
 def stage_rows(stage: str, share: float, left_s: float | None, width: int) -> list[Row]:
@@ -134,16 +112,15 @@ def stage_rows(stage: str, share: float, left_s: float | None, width: int) -> li
     return [((shorten(foreign(stage), width), "accent"),), labelled_bar(share, text, width)]
 
 
-def verified_rows(verified: Sequence[Proposal], recommended: Proposal | None, width: int) -> list[Row]:
-    """The names of the columns, then the predictions beside their measurements."""
-    grid: list[list[Span]] = [[(name, "dim") for name in ("", "", *VERIFIED)]]
+def verified_table(verified: Sequence[Proposal], recommended: Proposal | None) -> Rows:
+    """The predictions beside their measurements."""
+    grid: Rows = []
     for one in verified:
         best = recommended is not None and one.key == recommended.key
-        texts = verified_texts(one)
-        style = "text" if len(texts) > 1 else "dim" if one.measured is None else "bad"
-        cells = [(text, style) for text in texts]
-        grid.append([(BEST if best else "", "text"), (label(one), "text"), *cells])
-    return aligned(grid, width, 1)
+        style = "dim" if one.measured is None else "text" if one.measured.step_s is not None else "bad"
+        texts = [(text, style) for text in verified_texts(one)]
+        grid.append((one, [(BEST if best else "", "text"), (label(one), "text"), *texts]))
+    return grid
 
 
 def advice_rows(verified: Sequence[Proposal], advice: str, style: str, width: int) -> list[Row]:
@@ -180,8 +157,8 @@ class WizardScreen(WidgetScreen):
     def __init__(
         self, look: Look, source: WizardJob, leave: Callable[[str], None], *, can_train: bool = True
     ) -> None:
-        self.lines = Lines(look, scrolls=True)
-        super().__init__(look, RowList(look, one_click=False), text=self.lines)
+        self.table, self.lines = RowTable(look, fixed=1), Lines(look, scrolls=True)
+        super().__init__(look, RowList(look, one_click=False), others=(self.table, self.lines))
         self.source = source
         self._leave = leave
         self._can_train = can_train
@@ -216,46 +193,53 @@ class WizardScreen(WidgetScreen):
         """Show this page. The first entry of its list is selected."""
         self.page = page
         self.body.show(())
+        self.table.show((), ())
         self.say("")
 
-    def _list(self, values: Sequence[object], rows: Sequence[Row]) -> None:
-        self.body.show([Entry(value, (row,)) for value, row in zip(values, rows, strict=True)])
+    def _choices(self, choices: Sequence[tuple[str, str, str]], width: int) -> list[Row]:
+        """List (name, value, meaning). Returns the meaning of the selected one, and facts about the data."""
+        rows = aligned([((name, "bold"), (value, "accent")) for name, value, _ in choices], width)
+        self.body.show([Entry(one[-1], (row,)) for one, row in zip(choices, rows, strict=True)])
+        meaning = self.body.chosen or ""
+        return [BLANK, *paragraph(meaning, width, "dim"), *data_rows(self._facts, width)]
 
     def sections(self, width: int, height: int) -> tuple[list[Row], list[Row]]:
         source = self.source
-        self.swap(listed=self.page in _LISTS)
+        tabled = self.page in ("trade-offs", "verify") or (self.page == "probing" and source.rows)
+        self.swap(self.body if self.page in ("workload", "goal") else self.table if tabled else self.lines)
         top = [trail(self.page, width), BLANK] if height >= 12 else [trail(self.page, width)]
         room = height - len(top)
         below: list[Row] = []
         match self.page:
             case "machine":
-                self.lines.show(hardware_rows(source.machine, width))
+                known = [Text(DETECTING, "note")] if source.machine is None else source.machine
+                self.lines.show([rule("this machine", width), *block_rows(known, width)])
             case "workload":
                 top.append(rule("workload", width))
-                self._list(self._workloads, workload_rows(self._workloads, width))
-                below = data_rows(self._facts, width)
+                below = self._choices([(one.name, one.title, one.text) for one in self._workloads], width)
             case "goal":
                 top.append(rule("goal and limits", width))
-                fields = source.fields()
-                self._list(fields, field_rows(fields, width))
-                field = self.body.chosen
-                below = [] if field is None else [BLANK, *paragraph(field.meaning, width, "dim")]
-                below += data_rows(self._facts, width)
+                below = self._choices([(one.name, one.value, one.meaning) for one in source.fields()], width)
             case "probing":
-                self.lines.show(self._probing(width, room))
+                idle: Row = ((foreign(source.stage) or "starting…", "accent"),)
+                top += self._heading("probing", width, [idle, BLANK])
+                top += [row for note in source.notes for row in paragraph(note, width)]
+                self.lines.show(())
+                best = ordered(source.best, self.column)
+                self.table.show(*proposal_table(best, best, (), self.column) if best else ((), ()))
             case "trade-offs":
                 rows = ordered(source.table, self.column)
-                heads, *lines = table_rows(rows, source.best, self.marked, self.column, width)
-                top.append(heads)
-                self._list(rows, lines)
-                chosen = self.body.chosen
-                below = [] if chosen is None else about_rows(chosen, width)
+                self.table.show(*proposal_table(rows, source.best, self.marked, self.column))
+                chosen = self.table.chosen
+                if chosen is not None:
+                    below = paragraph(about_text(chosen), width, "dim")
+                    below += paragraph(remark(chosen, details=True), width, "warn")
                 if self.plot and room >= _PLOT + 8:
                     below += plot_rows(source.rows, source.best, chosen, width, _PLOT)
             case "verify":
-                heads, *lines = verified_rows(source.verified, source.recommended, width)
-                top += [*self._verify_heading(width), heads]
-                self._list(source.verified, lines)
+                order = ", best for the goal first" if source.recommended and not source.working() else ""
+                top += self._heading(f"predicted and measured{order}", width, [])
+                self.table.show(_VERIFIED, verified_table(source.verified, source.recommended))
                 style = "warn" if source.recommended is None else "good"
                 below = advice_rows(source.verified, source.advice, style, width)
             case "file":
@@ -266,26 +250,12 @@ class WizardScreen(WidgetScreen):
                 self.lines.show(file_rows(shown, self._show_diff, width))
         return top, below
 
-    def _probing(self, width: int, room: int) -> list[Row]:
+    def _heading(self, title: str, width: int, idle: list[Row]) -> list[Row]:
+        """A title, and below it the work that runs; idle: what is there without any."""
         source = self.source
-        rows = [rule("probing", width)]
-        if source.working():
-            rows += stage_rows(source.stage, *source.progress(), width)
-        else:
-            rows.append(((foreign(source.stage) or "starting…", "accent"),))
-        rows += [BLANK, *(row for note in source.notes for row in paragraph(note, width))]
-        if source.rows:
-            best = ordered(source.best, self.column)[: max(room - len(rows) - 2, 0)]
-            rows += [BLANK, *table_rows(best, best, (), self.column, width)]
-        return rows
-
-    def _verify_heading(self, width: int) -> list[Row]:
-        source = self.source
-        if source.working():
-            title = rule("predicted and measured", width)
-            return [title, *stage_rows(source.stage, *source.progress(), width), BLANK]
-        order = ", best for the goal first" if source.recommended else ""
-        return [rule(f"predicted and measured{order}", width)]
+        working = source.working()
+        below = [*stage_rows(source.stage, *source.progress(), width), BLANK] if working else idle
+        return [rule(title, width), *below]
 
     # Keys.
 
@@ -344,8 +314,8 @@ class WizardScreen(WidgetScreen):
                 if not trouble:
                     source.probe()
                 self._turn_unless(trouble, "probing")
-            case _ if self.body.chosen is not None:
-                self._open_file(self.body.chosen)
+            case _ if self.table.chosen is not None:
+                self._open_file(self.table.chosen)
 
     def _turn_unless(self, trouble: str, page: WizardPage) -> None:
         if trouble:
@@ -360,7 +330,16 @@ class WizardScreen(WidgetScreen):
     action_less = partialmethod(_change, -1)
 
     def action_sort(self) -> None:
-        self.column = (self.column + 1) % len(PROPOSAL_COLUMNS)
+        self._sort_by(columns_of(self.source.table, self.column).index(self.column) + 1)
+
+    def on_data_table_header_selected(self, event: RowTable.HeaderSelected) -> None:
+        if self.page == "trade-offs" and event.label.plain:
+            self._sort_by(event.column_index - 1)  # the first column has the marks
+
+    def _sort_by(self, place: int) -> None:
+        """By this column of the table; by the first one after the last."""
+        shown = columns_of(self.source.table, self.column)
+        self.column = shown[place % len(shown)]
         self.paint()
 
     def action_plot(self) -> None:
@@ -369,7 +348,7 @@ class WizardScreen(WidgetScreen):
 
     def action_mark(self) -> None:
         """Mark the selected proposal for measurement, or take the mark away."""
-        one = self.body.chosen
+        one = self.table.chosen
         if one is None:
             return
         if one.layout.ranks > 1:

@@ -131,6 +131,7 @@ def graph(values: Sequence[float], width: int, height: int) -> list[str]:
 
 
 _LOW, _HIGH = 0.8, 1.4  # the scale covers at least this range
+_MOST = 1e300  # of a damaged record
 
 
 def interval_rows(
@@ -143,7 +144,7 @@ def interval_rows(
     width = min(width, _PLOT)
     if ratio is None or low is None or high is None or width < 20:
         return []
-    if not 0 < low <= high < math.inf or not 0 < ratio < math.inf:
+    if not 0 < low <= high < _MOST or not 0 < ratio < math.inf:
         return []
     left, right = min(_LOW, low / 1.05), max(_HIGH, high * 1.05)
     span = math.log(right / left)

@@ -25,7 +25,7 @@ from ndd_engine.record.snapshot import PhaseShare, Snapshot
 from ndd_engine.text import MISSING, counted, duration, finite, foreign, number, plural, size
 
 from .bars import bar, levels, progress_bar, stacked_bar
-from .rows import cells, ends, fields, fit, paragraph, rule, shorten, width_of
+from .rows import cells, column, ends, fields, fit, paragraph, rule, shorten, width_of
 from .style import Row, Span, status_span
 
 # With more ranks the screen shows a heat map.
@@ -39,7 +39,7 @@ _LEGEND = "░ 2 %  ▒ 6 %  ▓ 10 %  █ 14 % longer"
 
 _WAIT = frozenset({"data_wait", SKEW})
 _OVERHEAD = frozenset({"to_device", EXCHANGE, "log", "other", *ASIDES})
-_NAME_WIDTH = 11
+_NAME_WIDTH, _LONGEST_NAME = 11, 16  # cells of the names of phases; the longest part of one may need more
 _FIGURE = 8  # width of a column of milliseconds
 _SHARE = 7
 _GROWN = 2.0  # from which ratio to its mean over the run a phase has grown
@@ -203,7 +203,10 @@ class StepTable:
         self.width = width
         step_ms = (snapshot.step_ns or 0.0) * 1e-6
         self.decimals = 0 if step_ms >= 10_000 else 1 if step_ms >= 10 else 2 if step_ms >= 1 else 3
-        room = width - _NAME_WIDTH - _FIGURE - _SHARE
+        self.phases = _seen(snapshot)
+        parts = (foreign(phase.name.partition("/")[2]) for phase in self.phases)
+        self.names = max(_NAME_WIDTH, min(max(map(cells, parts), default=0) + 3, width // 3, _LONGEST_NAME))
+        room = width - self.names - _FIGURE - _SHARE
         # Of several ranks: the longest and whose it is; percentiles and GPU times are those of one.
         self.longest = 9 + len(str(snapshot.ranks.newest.world - 1)) if snapshot.ranks is not None else 0
         if self.longest + _LEAST_BAR > room:
@@ -216,7 +219,6 @@ class StepTable:
         percentiles = 3 if spare >= 3 * _FIGURE else 1 if spare >= _FIGURE + 8 else 0
         self.more += {3: ["p50", "p95", "max"], 1: ["p95"], 0: []}[percentiles]
         self.bar = max(room - _FIGURE * len(self.more) - self.longest, 0)
-        self.phases = _seen(snapshot)
 
     def heading(self) -> Row:
         """ "── step 54.6 ms (16 micro-steps of 3.41 ms) ───", with column names if there is room."""
@@ -317,7 +319,7 @@ class StepTable:
         if self.longest and self.snapshot.ranks is not None and not total:
             last = longest_text(self.snapshot.ranks, phase.name, phase.host_ns, self.longest, self.decimals)
         return (
-            (shorten(label, _NAME_WIDTH - 1).ljust(_NAME_WIDTH), "dim" if part else "text"),
+            (column(label, self.names), "dim" if part else "text"),
             (bar(phase.share / scale, self.bar), style),
             (figures + share.rjust(_SHARE), "text"),
             (last, "dim"),

@@ -23,7 +23,7 @@ _STATUS_TEXT = {
 _GROUPS = {
     "status": {status_span(name)[0]: text for name, text in _STATUS_TEXT.items()},
     "steps and units": {
-        "item": "one training example, such as a clip or a segment of a signal",
+        "item": "one training example, such as a clip or a segment of text",
         "segment": "part of a text or signal that is one item",
         "window": "in a record, some steps that follow one another",
         "token": "a part of an item, such as a character or a sample",

@@ -44,6 +44,7 @@ NEEDS: dict[str, str] = {
     "file page": "this key works on the page of the file",
     "further page": "this is the last page: press w to write the file",
     "goal page": "this key works on the page of the goal",
+    "a key": "this key has no effect here: ? lists the keys",
     "idle": "wait until the work has ended, or stop it with b",
     "marked": "mark a proposal first, with space",
     "measured": "there is no result yet",
@@ -55,7 +56,6 @@ NEEDS: dict[str, str] = {
     "run": "select a run first",
     "result": "there is no result to write, or it is written already",
     "search": "nothing is found yet: search for a text with /",
-    "setting": "no setting is selected",
     "startable": "only configurations and workloads can be started; press enter to open a run",
     "table page": "this key works on the page of the trade-offs",
     "training": "the run is still being prepared",
@@ -152,7 +152,6 @@ TRIAL_KEYS = (
     _BACK,
 )
 TUNING_KEYS = (
-    Key("enter", "open", "whole row", "show all figures of the selected setting", ("setting",)),
     Key("w", "write", "write the configuration", "write the settings that help to a new file", ("result",)),
     _HELP,
     _BACK,
@@ -174,8 +173,8 @@ WIZARD_KEYS = (
 )  # fmt: skip
 # Keys inside lists and pages, and of questions.
 SCROLL_KEYS = (
-    Key("up,k", "scroll_up", "scroll", "one line up or down", label="↑↓"),
-    Key("down,j", "scroll_down", "one line down", label="↓", drop=None),
+    Key("up", "scroll_up", "scroll", "one line up or down", label="↑↓"),
+    Key("down", "scroll_down", "one line down", label="↓", drop=None),
     Key("space,pagedown", "page_down", "next page", "next page", label="space"),
     Key("pageup", "page_up", "page before", drop=None),
     Key("home,g", "scroll_home", "top", "top", label="g", drop=1),
@@ -185,6 +184,9 @@ LIST_KEYS = (
     Key("up,k", "cursor_up", "select", label="↑↓"),
     Key("down,j", "cursor_down", "next entry", label="↓", drop=None),
 )
+TABLE_KEYS = (*LIST_KEYS, Key("home", "scroll_top", "first row"), Key("end", "scroll_bottom", "last row"))
+# Of a table that is wider than the screen.
+SIDEWAYS_KEY = Key("right,left", "cursor_right", "columns", "more columns of the table", label="←→")
 # The tables of the documentation: name -> keys.
 TABLES: dict[str, tuple[Key, ...]] = {
     "live": (*LIVE_KEYS, *APP_KEYS),

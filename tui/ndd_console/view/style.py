@@ -117,7 +117,3 @@ def _ascii_char(char: str) -> str:
         top, bottom = dots & _BRAILLE_TOP, dots & _BRAILLE_BOTTOM
         return (":" if bottom else "'") if top else ("." if bottom else " ")
     return "?" * cell_len(char)
-
-
-def ascii_rows(rows: list[Row]) -> list[Row]:
-    return [tuple((to_ascii(text), style) for text, style in row) for row in rows]

@@ -1,34 +1,34 @@
 """The canvas: a full-screen widget that sends only changed cells to the terminal.
 
-`render_lines` returns finished strips, without Textual's cache of styles and its filters; `patch` makes the escape
-sequences of a partial update. `python -m benchmarks screen` compares it with Textual's own widgets.
+`render_lines` returns finished strips, without Textual's cache of styles; `patch` makes the escape sequences of a
+partial update from the same strips. `python -m benchmarks screen` compares it with Textual's own widgets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from rich.console import Console
-from rich.segment import Segment
-from rich.style import Style
+from textual.color import Color
+from textual.filter import LineFilter
 from textual.geometry import Region
 from textual.message import Message
 from textual.strip import Strip
 
-from ndd_console.view.rows import cells, cut, fit
-from ndd_console.view.style import COLOUR, Row, Span
+from ndd_console.view.rows import cells, fit, width_of
+from ndd_console.view.style import PLAIN, Look, Row
 
-from .lines import links
+from .lines import segments
 from .textual_private import Patched
 
 # Gaps up to this size are sent again, which is cheaper than moving the cursor (6 to 8 bytes).
 _JOIN = 6
 
 
-def changes(old: Row, new: Row) -> list[tuple[int, int]]:
-    """Ranges (first cell, cell after the last) in which two rows of the same width differ."""
+def changes(old: Row | Strip, new: Row | Strip) -> list[tuple[int, int]]:
+    """Ranges (first cell, cell after the last) in which two lines of the same width differ; by their links, too."""
     out: list[tuple[int, int]] = []
     for x, (before, after) in enumerate(zip(_cells(old), _cells(new), strict=True)):
         if before == after:
@@ -40,8 +40,8 @@ def changes(old: Row, new: Row) -> list[tuple[int, int]]:
     return out
 
 
-def _cells(row: Row) -> list[Span]:
-    return [(char, style) for text, style in row for char in _characters(text)]
+def _cells(line: Row | Strip) -> list[tuple[str, object]]:
+    return [(char, span[1]) for span in line for char in _characters(span[0])]
 
 
 @lru_cache(maxsize=4096)
@@ -58,10 +58,7 @@ def _characters(text: str) -> tuple[str, ...]:
 
 
 class Canvas(Patched):
-    """Shows rows of exactly its size. linked: whether places in code are links.
-
-    No file is looked for: a file system that hangs must not stop the screen.
-    """
+    """Shows rows of exactly its size."""
 
     DEFAULT_CSS = "Canvas { width: 1fr; height: 1fr; }"
     can_focus = False
@@ -69,15 +66,17 @@ class Canvas(Patched):
     class Resized(Message):
         """The canvas has a new size, and must be painted."""
 
-    def __init__(self, styles: dict[str, Style] | None = None, *, linked: bool = False) -> None:
+    def __init__(self, look: Look = PLAIN) -> None:
         super().__init__()
-        self._linked = linked
+        self._look = look
         self._folder: Path | None = None
-        self._look = styles if styles is not None else COLOUR
-        self._codes = {name: _code(style) for name, style in self._look.items()}
         self._rows: list[Row] = []
         self._strips: list[Strip | None] = []
         self._shown_size = (0, 0)
+        self._line_filters: Sequence[LineFilter] = ()
+
+    def on_mount(self) -> None:
+        self._line_filters = self.get_line_filters()
 
     def on_resize(self) -> None:
         self.post_message(self.Resized())
@@ -98,89 +97,43 @@ class Canvas(Patched):
             return
         regions: list[Region] = []
         for y, row in enumerate(rows):
-            before = old[y]
-            if row == before:
-                continue
-            self._strips[y] = None
-            # Of a link, every cell has the address.
-            moved = [link[:2] for link in {*self._links(before)} ^ {*self._links(row)}]
-            for start, end in (*changes(before, row), *moved):
-                regions.append(Region(start, y, end - start, 1))
+            if row != old[y]:
+                before, self._strips[y] = self._strips[y], None
+                spans = [(0, width)] if before is None else changes(before, self._strip(y))
+                regions += [Region(a, y, b - a, 1) for a, b in spans]
         if regions:
             self.refresh(*regions)
 
     def render_lines(self, crop: Region) -> list[Strip]:
-        """Finished strips, made on demand: a partial update does not need them."""
-        lines = [self.render_line(y) for y in range(crop.y, crop.y + crop.height)]
-        if crop.x == 0 and crop.width == self.size.width:
-            return lines
-        return [line.crop(crop.x, crop.x + crop.width) for line in lines]
+        """Finished strips, made on demand: a partial update needs only those of changed rows."""
+        lines = map(self.render_line, range(crop.y, crop.bottom))
+        return [line.crop(crop.x, crop.right) for line in lines]
 
     def render_line(self, y: int) -> Strip:
         width = self.size.width
-        if y >= len(self._rows) or self._shown_size[0] != width:
-            return Strip.blank(width)
+        shown = y < len(self._rows) and self._shown_size[0] == width
+        return self._strip(y) if shown else Strip.blank(width)
+
+    def _strip(self, y: int) -> Strip:
+        """A row as it is shown, through the filters of the app."""
         strip = self._strips[y]
         if strip is None:
-            row = fit(self._rows[y], width)
-            segments = [
-                Segment(text, self._look[style] + Style(link=address) if address else self._look[style])
-                for part, address in self._parts(row, 0, width)
-                for text, style in part
-                if text
-            ]
-            strip = self._strips[y] = Strip(segments, width)
+            width = self._shown_size[0] or width_of(self._rows[y])
+            # No file is looked for: a file system that hangs must not stop the screen.
+            parts = segments(fit(self._rows[y], width), self._look, self._folder, exists=lambda _: True)
+            strip = Strip(parts, width).simplify()
+            for one in self._line_filters:
+                strip = strip.apply_filter(one, _BLACK)
+            self._strips[y] = strip
         return strip
 
-    def _links(self, row: Row) -> list[tuple[int, int, str]]:
-        """(first cell, cell after the last, address) of each link."""
-        found: list[tuple[int, int, str]] = []
-        x = 0
-        for text, _ in row if self._linked else ():
-            for start, end, address in links(text, self._folder, exists=lambda _: True):
-                first = x + cells(text[:start])
-                found.append((first, first + cells(text[start:end]), address))
-            x += cells(text)
-        return found
-
-    def _parts(self, row: Row, x1: int, x2: int) -> Iterator[tuple[Row, str]]:
-        """Cells x1..x2 of a row in parts, each with the address that it links to, or ""."""
-        for start, end, address in self._links(row):
-            if start < x2 and end > x1:
-                if start > x1:
-                    yield cut(row, x1, start), ""
-                yield cut(row, max(start, x1), min(end, x2)), address
-                x1 = min(end, x2)
-        if x1 < x2:
-            yield cut(row, x1, x2), ""
-
     def patch(self, spans: Iterable[tuple[int, int, int]]) -> str:
-        out: list[str] = []
-        for y, x1, x2 in spans:
-            if y >= len(self._rows):
-                continue
-            out.append(f"\x1b[{y + 1};{x1 + 1}H")
-            code = ""
-            for part, address in self._parts(self._rows[y], x1, x2):
-                if address:
-                    out.append(f"\x1b]8;;{address}\x1b\\")
-                for text, style in part:
-                    wanted = self._codes[style]
-                    if wanted != code and not (code == "" and text.isspace()):
-                        out.append("\x1b[0m" + wanted if code else wanted)
-                        code = wanted
-                    out.append(text)
-                if address:
-                    out.append("\x1b]8;;\x1b\\")
-            if code:
-                out.append("\x1b[0m")
-        return "".join(out)
+        return "".join(
+            f"\x1b[{y + 1};{x1 + 1}H{self._strip(y).crop(x1, x2).render(_PLAIN)}"
+            for y, x1, x2 in spans
+            if y < len(self._rows)
+        )
 
 
-def _code(style: Style) -> str:
-    """The escape sequence of a style; empty for plain text."""
-    text = Strip([Segment("x", style)], 1).render(_PLAIN)
-    return text.partition("x")[0]
-
-
+_BLACK = Color(0, 0, 0)  # the filters of the console do not read the background
 _PLAIN = Console(force_terminal=True, color_system="standard", legacy_windows=False)

@@ -12,20 +12,23 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.segment import Segment
 from rich.style import Style
+from rich.text import Text as Words
 from textual import events
 from textual.binding import Binding, BindingType
 from textual.color import Color
+from textual.coordinate import Coordinate
 from textual.filter import LineFilter
 from textual.geometry import Size
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widget import Widget
-from textual.widgets import Input, OptionList
+from textual.widgets import DataTable, Input, OptionList
 from textual.widgets.option_list import Option
 
-from ndd_console.view.keys import LIST_KEYS, SCROLL_KEYS, Key
-from ndd_console.view.rows import BLANK, Entry, fit, key_at
-from ndd_console.view.style import Look, Row, to_ascii
+from ndd_console.view.keys import LIST_KEYS, SCROLL_KEYS, TABLE_KEYS, Key
+from ndd_console.view.rows import BLANK, Entry, cells, fit, key_at
+from ndd_console.view.style import Look, Row, Span, to_ascii
+from ndd_engine.text import foreign
 
 # A place in code, such as "data/clips.py:41"; not one whose folders are left out.
 _PLACE = re.compile(r"(?<![\w./…~-])[\w./-]*\w\.py:\d+")
@@ -58,12 +61,14 @@ def links(
             yield place.start(), place.end(), Path(path).absolute().as_uri()
 
 
-def segments(row: Row, look: Look, folder: Path | None = None) -> Iterator[Segment]:
+def segments(
+    row: Row, look: Look, folder: Path | None = None, exists: Callable[[str], bool] = os.path.isfile
+) -> Iterator[Segment]:
     """The row as Rich's segments, with `links` where the terminal has them."""
     for text, name in row:
         style = look.styles[name]
         start = 0
-        for first, end, address in links(text, folder) if look.links else ():
+        for first, end, address in links(text, folder, exists) if look.links else ():
             yield Segment(text[start:first], style)
             yield Segment(text[first:end], style + Style(link=address))
             start = end
@@ -71,7 +76,7 @@ def segments(row: Row, look: Look, folder: Path | None = None) -> Iterator[Segme
 
 
 class AsciiFilter(LineFilter):
-    """Shows the lines of all widgets in ASCII."""
+    """Shows the lines of all widgets in ASCII, those of the canvas, too."""
 
     def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
         return [Segment(to_ascii(text), style, control) for text, style, control in segments]
@@ -213,3 +218,51 @@ class RowList(OptionList):
         if places:
             self.highlighted = min(places, key=lambda index: (abs(index - place), index))
             self.scroll_to_highlight()
+
+
+class RowTable(DataTable[Words]):
+    """A table of untrusted texts, of which one row is selected. A second click on a row is the key Enter.
+
+    fixed: the first columns, which stay while the others scroll sideways.
+    """
+
+    BINDINGS = bindings(TABLE_KEYS)
+
+    def __init__(self, look: Look, fixed: int) -> None:
+        super().__init__(cursor_type="row", fixed_columns=fixed, cursor_foreground_priority="css")
+        self._look = look
+        self._shape: object = None  # the names and widths of the columns, and the number of rows
+        self._values: Sequence[Any] = ()
+        self._grid: Sequence[Sequence[Span]] = ()
+
+    @property
+    def chosen(self) -> Any:
+        """The value of the selected row; None if there is none."""
+        return self._values[self.cursor_row] if self._values else None
+
+    def show(self, heads: Sequence[Span], rows: Sequence[tuple[Any, Sequence[Span]]]) -> None:
+        """Show these columns and rows, each with its value; only changed cells are drawn anew.
+
+        Widths are given: Textual measures a changed cell after it may have been drawn at its old width.
+        """
+        before, self._values = self._grid, [value for value, _ in rows]
+        self._grid = [[(foreign(text), style) for text, style in spans] for _, spans in rows]
+        columns = zip(heads, *self._grid, strict=True)
+        widths = [max(1, *(cells(text) for text, _ in column)) for column in columns]
+        if (heads, widths, len(rows)) != self._shape:
+            self._shape = heads, widths, len(rows)
+            place, x = self.cursor_row, self.scroll_x
+            self.clear(columns=True)
+            for head, width in zip(heads, widths, strict=True):
+                self.add_column(self._words(head), width=width)
+            self.add_rows(map(self._words, spans) for spans in self._grid)
+            self.move_cursor(row=place)
+            self.call_after_refresh(self.scroll_to, x=x, animate=False)
+            return
+        for y, (old, new) in enumerate(zip(before, self._grid, strict=True)):
+            for place, span in enumerate(new):
+                if span != old[place]:
+                    self.update_cell_at(Coordinate(y, place), self._words(span))
+
+    def _words(self, span: Span) -> Words:
+        return Words(span[0], self._look.styles[span[1]])

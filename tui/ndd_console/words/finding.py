@@ -11,7 +11,7 @@ from ndd_engine.record.event import MeasuredChange
 from ndd_engine.record.events import DeathEvent, Event, FindingEvent, MarkEvent, StallEvent
 from ndd_engine.record.figures import death_text
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import number, percent, printable
+from ndd_engine.text import number, percent, printable, times
 
 from .blocks import COMMAND, PLACE, Block, NamedValues, Text, Tone, Verdict, at_most, interval_text
 from .step import ISOLATED, absent, capture, code, isolated
@@ -23,7 +23,9 @@ CALM = {"healthy": "good", "too-short": "dim"}
 
 
 def ceiling_text(finding: Finding) -> str:
-    """ "at most 2.3x"; "" if the gain has no bound."""
+    """ "at most 2.3x", or what a trial has measured; "" if the gain has no bound."""
+    if finding.gain is not None:
+        return f"measured {times(finding.gain)}"
     return "" if finding.ceiling is None else at_most(finding.ceiling)
 
 
@@ -92,7 +94,7 @@ def finding_line(finding: Finding) -> str:
         return ""
     line = f"finding: {finding.title}"
     if finding.ceiling is not None:
-        line += f", {ceiling_text(finding)}"
+        line += f", {at_most(finding.ceiling)}"
     if finding.leave:
         return f"{line}; leave as is: {finding.leave}"
     setting, other = choices(finding)

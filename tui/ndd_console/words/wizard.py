@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ndd_engine.workloads.interface import DataFacts
 
 _LARGE = float("inf")
+_FEW_STEPS = 10  # an epoch with fewer is a remark
 ITEMS, TOKENS = "items/s", "tokens/s"  # columns; their headings name the items and tokens of the workload
 _ESTIMATES = "times are estimates, with a range over what the host takes to launch a kernel"
 
@@ -132,6 +133,10 @@ def remark(proposal: Proposal, details: bool = False) -> str:
         words.append(f"measured memory is {_over(proposal.over_bytes)}")
     if proposal.doubt and proposal.memory_bytes is not None:
         words.append("low confidence in memory" + (f" ({proposal.doubt})" if details else ""))
+    if proposal.steps_per_epoch is not None and proposal.steps_per_epoch < _FEW_STEPS:
+        words.append(
+            f"only {counted(proposal.steps_per_epoch, 'step')} an epoch: the model is seldom updated"
+        )
     if details and (text := range_in_words(proposal)):
         words.append(text)
     if details and proposal.placement == "device":
@@ -170,15 +175,12 @@ def batch_text(proposal: Proposal) -> str:
 
 
 def verified_texts(proposal: Proposal) -> tuple[str, ...]:
-    """The predictions beside their measurements, or one text in place of them: that or why there are none."""
-    known = proposal.measured
-    if known is None:
-        predicted = f"{size(proposal.memory_bytes)}, {duration(proposal.step_s)} a step"
-        return (f"not measured yet; predicted {predicted}",)
-    if known.step_s is None:
-        return (known.verdict,)
-    memory, time = (proposal.memory_bytes, known.memory_bytes), (proposal.step_s, known.step_s)
-    return *map(size, memory), _error(*memory), *map(duration, time), _error(*time)
+    """The predictions beside their measurements, or beside what is known in place of these."""
+    known, memory, step = proposal.measured, proposal.memory_bytes, proposal.step_s
+    if known is None or known.step_s is None:
+        return size(memory), known.verdict if known is not None else "not yet", "", duration(step), "", ""
+    memories, times = (memory, known.memory_bytes), (step, known.step_s)
+    return *map(size, memories), _error(*memories), *map(duration, times), _error(*times)
 
 
 def _error(predicted: float | None, measured: float | None) -> str:
@@ -256,7 +258,7 @@ def leaves_text(proposal: Proposal) -> str:
     """What is left of the memory, and the steps of an epoch."""
     spare = proposal.spare_bytes
     words = [] if spare is None or spare < 0 else [f"{size(spare)} spare"]
-    if proposal.steps_per_epoch is not None:
+    if proposal.steps_per_epoch is not None and proposal.steps_per_epoch >= _FEW_STEPS:
         words.append(f"{counted(proposal.steps_per_epoch, 'step')} an epoch")
     return ", ".join(words)
 

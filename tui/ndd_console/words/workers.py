@@ -42,8 +42,8 @@ def workers_blocks(snapshot: Snapshot) -> list[Block]:
     view = View(snapshot)
     return [
         busy_bars(found.workers), facts(view), *ends, *predictions_table(view), times_table(found.workers),
-        functions_table(found),
-        *transforms_table(found), items_table(found.workers), memory_table(found.workers),
+        functions_table(found), *transforms_table(found), items_table(found.workers),
+        *process_tables(found.workers),
     ]  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def busy_bars(workers: Sequence[WorkerFigures]) -> Bars:
         (f"worker {one.number}", 1 - one.idle, f"{percent(1 - one.idle)} busy, {ns(one.batch_ns)} a batch", "blue")
         for one in workers
     )  # fmt: skip
-    return Bars("Workers", rows)
+    return Bars("Busy", rows)
 
 
 def facts(view: View) -> NamedValues:
@@ -101,18 +101,15 @@ def predictions_table(view: View) -> list[Block]:
 
 def times_table(workers: Sequence[WorkerFigures]) -> Table:
     """Where the time of each worker goes."""
-    columns = (
-        "worker", "batches", "batch", "item", "slowest 1 %", "collate", "pickle", "pipe", "idle", "start", "first",
-    )  # fmt: skip
+    columns = "worker", "batch", "item", "slowest 1 %", "collate", "pickle", "pipe", "idle"
     rows = tuple(
         (
-            f"{one.number}" + (f" (started {one.starts} times)" if one.starts > 1 else ""), number(one.batches),
-            ns(one.batch_ns), ns(one.item_ns[0]), ns(one.item_ns[2]), ns(one.collate_ns), ns(one.pickle_ns),
-            ns(one.send_ns + one.blocked_ns), ns(one.idle_ns), ns(one.start_ns), ns(one.first_ns),
+            f"{one.number}", ns(one.batch_ns), ns(one.item_ns[0]), ns(one.item_ns[2]), ns(one.collate_ns),
+            ns(one.pickle_ns), ns(one.send_ns + one.blocked_ns), ns(one.idle_ns),
         )
         for one in workers
     )  # fmt: skip
-    return Table("Times", columns, rows, frozenset(range(1, len(columns))), _TIMES)
+    return Table("Times", columns, rows, frozenset(range(1, len(columns))), _TIMES, wide=0)
 
 
 def functions_table(found: WorkersEvent) -> Table:
@@ -140,22 +137,31 @@ def items_table(workers: Sequence[WorkerFigures]) -> Table:
     return Table("Slowest items", ("time", "index", "worker"), rows, frozenset({0}), wide=1)
 
 
-def memory_table(workers: Sequence[WorkerFigures]) -> Table:
-    """What Linux knows of each."""
-    columns = (
-        "worker", "pid", "memory", "private", "descriptors", "from storage a batch", "new pages a batch", "late",
-    )  # fmt: skip
+def process_tables(workers: Sequence[WorkerFigures]) -> list[Block]:
+    """The life of each process, and what Linux knows of it."""
+    columns = "worker", "pid", "starts", "start", "first batch", "batches", "memory", "private"
     rows = tuple(
         (
-            f"{one.number}", f"{one.pid}" if one.pid else MISSING, size(one.pss_bytes), size(one.private_bytes),
-            MISSING if one.descriptors is None else number(one.descriptors),
-            MISSING if one.read_bytes is None else size(round(one.read_bytes)),
-            MISSING if one.faults is None else number(round(one.faults)), percent(one.late),
+            f"{one.number}", f"{one.pid}" if one.pid else MISSING, number(one.starts), ns(one.start_ns),
+            ns(one.first_ns), number(one.batches), size(one.pss_bytes), size(one.private_bytes),
         )
         for one in workers
     )  # fmt: skip
-    note = "Memory counts shared pages in proportion (PSS). Late: ready to run, without a processor."
-    return Table("Processes", columns, rows, frozenset(range(1, len(columns))), note)
+    needs = "worker", "from storage a batch", "new pages a batch", "late", "descriptors"
+    needed = tuple(
+        (
+            f"{one.number}", MISSING if one.read_bytes is None else size(round(one.read_bytes)),
+            MISSING if one.faults is None else number(round(one.faults)), percent(one.late),
+            MISSING if one.descriptors is None else number(one.descriptors),
+        )
+        for one in workers
+    )  # fmt: skip
+    shared = "Memory counts shared pages in proportion (PSS)."
+    late = "Late: ready to run, without a processor."
+    return [
+        Table("Processes", columns, rows, frozenset(range(1, len(columns))), shared, wide=0),
+        Table("Storage and processor", needs, needed, frozenset(range(1, len(needs))), late, wide=0),
+    ]
 
 
 def loader_facts(loader: LoaderEvent) -> NamedValues:
