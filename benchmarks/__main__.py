@@ -23,6 +23,7 @@ NAMES = {
         )
     },
     "steps": "benchmarks.wizard:steps",
+    "budget_times": "benchmarks.budgets:times",
     "intervals": "qa.trials.intervals",
     "coverage": "qa.trials.intervals:coverage",
     "power": "qa.trials.nulls:power",
@@ -30,6 +31,7 @@ NAMES = {
     "ranks_fold": "qa.ranks.simulated",
     "leaks": "qa.faults.script_faults:leaks",
     "others": "qa.faults.others",
+    "step_times": "qa.faults.step_times",
     "script_faults": "qa.faults.script_faults",
     "workers": "qa.faults.worker_pipelines",
     "script_null": "qa.faults.script_faults:without_effect",
@@ -60,13 +62,13 @@ def main() -> int:
     parser.add_argument(
         "--real", type=int, default=0, metavar="N",
         help="intervals: also N real A/A trials over the five workloads, about a minute each; script_null, power: "
-        "N trials",
+        "N trials; trend: also N real runs at each rate, 15 minutes each",
     )  # fmt: skip
     parser.add_argument(
         "--keep",
         default="",
         metavar="DIR",
-        help="intervals: keep real trials in DIR, and continue from there",
+        help="intervals: keep real trials in DIR, budget_times: results, and continue from there",
     )
     parser.add_argument(
         "--traceml", default="", metavar="PYTHON",
@@ -74,8 +76,8 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument(
         "--only", action="append", default=[], metavar="CASE",
-        help="limit budgets, ranks_faults, script_faults, others, workers or switching to this case, part or key; "
-        "may be repeated",
+        help="limit budgets, budget_times, ranks_faults, script_faults, others, workers or switching to this case, "
+        "part or key; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--python", default="", metavar="PYTHON",

@@ -2,25 +2,39 @@
 
 Random budgets between the least that a model can be trained with and what it takes without a plan. A plan is judged
 by a recording of a step at the whole micro-batch, which the simulated allocator replays with addresses in both orders.
+
+`budget_times`: how much slower is a chosen plan than the best of all that keep or compute again (up to seven blocks)
+and of 100 random ones? All that fit are timed once, and the fastest is compared with the chosen one in ABBA blocks, as
+is the chosen one with itself. With `--keep DIR` each budget is measured once, also if the command is stopped and
+started again.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from ndd_engine.config import read
+from ndd_engine.files import write_text
 from ndd_engine.predict.allocator import Rules
 from ndd_engine.predict.budget import BudgetPlanner, Plan
 from ndd_engine.predict.estimate import MANY, ONE, Memory
 from ndd_engine.predict.step_probes import Prober, endless
+from ndd_engine.text import size
 from ndd_engine.train.checkpoint_state import kept_buffers, kept_random
 from ndd_engine.train.prepare import seed
+from ndd_engine.train.rehearsal import time_micro
+from ndd_engine.trial.estimates import Estimate, abba_log_ratio, estimate
 from ndd_engine.workloads.factory_data import prepare
+from ndd_watch import recompute
 from ndd_watch.clock import no_phase
 
 from .budget_models import MODELS
@@ -38,6 +52,8 @@ CASES: dict[str, tuple[str, tuple[str, ...], int]] = {
 }
 ONLY = tuple(CASES)
 MICRO = 64
+# Blocks of which all plans are tried, and random plans.
+MOST_BLOCKS, RANDOM = 7, 100
 
 
 class OnGpu(Prober):
@@ -75,7 +91,18 @@ def measure(options: Options) -> Table:
     return table
 
 
-def _judged(name: str, count: int) -> Iterator[Judged]:
+@dataclass(frozen=True)
+class _Case:
+    """A model, and the budgets between which those of the benchmark are drawn."""
+
+    prober: OnGpu
+    planner: BudgetPlanner
+    accumulation: int
+    least: int
+    most: int
+
+
+def _case(name: str) -> _Case:
     workload, sets, accumulation = CASES[name]
     shape = (
         f"batch.micro={MICRO}",
@@ -89,19 +116,94 @@ def _judged(name: str, count: int) -> Iterator[Judged]:
     prober = OnGpu(config, prepare(config, lambda _: None), CPU, lambda _: None)
     prober.warm()
     plain = prober.memory(0)
-    most = plain.peak(MICRO, accumulation)
     planner = BudgetPlanner(prober, plain, 0, runs_plain=True)
-    least = planner.plan(1).peak_bytes
+    return _Case(prober, planner, accumulation, planner.plan(1).peak_bytes, plain.peak(MICRO, accumulation))
+
+
+def _judged(name: str, count: int) -> Iterator[Judged]:
+    case = _case(name)
+    prober, planner = case.prober, case.planner
     draw = random.Random(name)
     for _ in range(count):
-        budget = draw.randint(least, most)
+        budget = draw.randint(case.least, case.most)
         plan = planner.plan(budget)
         if plan.memory is None:
             yield Judged(plan, None, 0.0)
             continue
-        trace = prober.with_levels(plan.levels).trace(MICRO).until(ONE if accumulation == 1 else MANY)
+        trace = prober.with_levels(plan.levels).trace(MICRO).until(ONE if case.accumulation == 1 else MANY)
         reserved = max(replay.peak_reserved for replay in trace.on_any_gpu(Rules.of_environment()))
         yield Judged(plan, reserved > budget, _difference(prober, plan))
+
+
+def times(options: Options) -> Table:
+    """20 budgets of each model; --quick 1."""
+    table = Table(
+        "time of the chosen plan over that of the best plan that fits, in ABBA blocks",
+        ("model", "budget", "plans that fit", "chosen over best", "chosen over itself"),
+    )  # fmt: skip
+    for name in options.wanted(CASES, str):
+        case: _Case | None = None
+        for number in range(options.repeats(20, 1)):
+            file = Path(options.keep, f"{name}-{number}.json") if options.keep else None
+            if file is None or not file.exists():
+                say(f"budget_times: {name}, budget {number + 1}")
+                case = case or _case(name)
+                row = _timed(case, random.Random(f"{name} {number}"), options)
+                if file is not None:
+                    write_text(file, json.dumps(row))
+            else:
+                row = json.loads(file.read_text())
+            table.add(name, *row)
+    return table
+
+
+def _timed(case: _Case, draw: random.Random, options: Options) -> list[str]:
+    budget = draw.randint(case.least, case.most)
+    plan = case.planner.plan(budget)
+    if not plan.levels:
+        return [size(budget), "", "no plan" if plan.memory is None else "nothing to compute again", ""]
+    stepper = case.prober.stepper()
+    batch = next(endless(case.prober.workload, case.prober.config, MICRO))
+    block_ns = options.seconds(0.2, 0.1, least=0.02) * 1e9
+
+    def step_s(levels: dict[str, str]) -> float:
+        recompute.set_levels(stepper.model, levels)
+        return time_micro(stepper, batch, 1000, block_ns)[0]
+
+    def over(levels: dict[str, str]) -> Estimate | None:
+        blocks = []
+        for _ in range(options.repeats(12, 4, least=2)):
+            mine, theirs, again, mine_again = map(step_s, (plan.levels, levels, levels, plan.levels))
+            blocks.append(abba_log_ratio(mine, theirs, again, mine_again))
+        return estimate([-value for value in blocks])
+
+    fitting = [levels for levels in _rivals(case, draw, options) if _peak(case, levels) <= budget]
+    best = min([plan.levels, *fitting], key=step_s)
+    words = [
+        "not measured" if found is None else f"{found.ratio:.3f}x ({found.low:.3f} to {found.high:.3f})"
+        for found in (over(best), over(plan.levels))
+    ]
+    return [size(budget), str(len(fitting)), *words]
+
+
+def _rivals(case: _Case, draw: random.Random, options: Options) -> Iterator[dict[str, str]]:
+    """All plans that keep or compute again, of up to MOST_BLOCKS blocks, and random ones of all levels."""
+    assert case.planner.measured is not None  # a budget was planned
+    names = case.planner.measured[0].names
+    if len(names) <= MOST_BLOCKS and not options.smoke:
+        for chosen in itertools.product(("", recompute.ALL), repeat=len(names)):
+            yield {name: level for name, level in zip(names, chosen, strict=True) if level}
+    levels = ("", recompute.ALL, recompute.CHEAP)
+    for _ in range(options.repeats(RANDOM, 10, least=2)):
+        yield {name: level for name in names if (level := draw.choice(levels))}
+
+
+def _peak(case: _Case, levels: dict[str, str]) -> float:
+    """Of a plan, predicted as the chosen one's; infinite where torch refuses it."""
+    try:
+        return case.prober.with_levels(levels).memory(0).peak(MICRO, case.accumulation)
+    except RuntimeError:
+        return math.inf
 
 
 def _difference(prober: Prober, plan: Plan) -> float:

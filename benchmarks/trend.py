@@ -1,18 +1,21 @@
 """How small a slowdown is named: trends laid over the step times of real runs, with what else makes steps slower.
 
-The step times are recorded at the beginning, from loops of about 1 to 100 ms that take turns. A series is made of
-pieces of one recording, and has a part that warms up, evaluations, and another program that comes and goes.
+The step times are those that the observer has recorded of five scripts, see `qa.faults.step_times`. A series is made
+of pieces of one recording, and has a part that warms up, evaluations, and another program that comes and goes.
+
+With `--real N`, also N real runs that become slower at each of two rates, and twice as many that do not.
 """
 
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable, Mapping
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 
-import torch
-from torch import nn
+from qa.faults import step_times
+from qa.faults.script_cases import SLOWING
+from qa.faults.script_faults import observe
 
 from ndd_engine.diagnose.pace_rules import CLEAR, slowdown, unexplained
 from ndd_engine.record.events import WindowEvent
@@ -21,17 +24,17 @@ from ndd_engine.record.snapshot import Pace
 from .common import Options, Table, quantile, say
 
 TITLE = "trend: the smallest slowdown that is named"
-# Width, layers and batch of the models: steps of about 1, 5, 20 and 100 ms on one core of a server.
-LOOPS = {"1 ms": (128, 2, 64), "5 ms": (256, 4, 128), "20 ms": (512, 6, 192), "100 ms": (1024, 6, 384)}
 RATES = (0.0, 0.5, 2.0, 5.0, 10.0)  # percent a minute
 MINUTES = (3, 15)
 SERIES = 200
-# Seconds of a loop before the next one takes its turn, and windows that stay together in a series.
-TURN_S, PIECE = 0.25, (8, 30)
+# Windows that stay together in a series.
+PIECE = (8, 30)
 # Windows, on average, from one visit of another program to the next, and of a visit; by how much it slows steps down.
 AWAY, VISIT, SLOWER = 60.0, 25.0, 0.5
 NAMED, FALSE = 0.95, 0.01
 STEPS = 50  # of a window
+# Of real runs: percent a minute, and seconds of each.
+REAL_RATES, REAL_S = (2.0, 10.0), 900.0
 PHASES = {
     "data_wait": 0.05,
     "forward": 0.3,
@@ -43,8 +46,8 @@ PHASES = {
 
 def measure(options: Options) -> list[Table]:
     """Named slowdowns by rate and minutes, for each recording."""
-    loops = {name: LOOPS[name] for name in options.cases(LOOPS)}
-    recorded = record(loops, options.seconds(360.0, 40.0, least=1.0))
+    runs = step_times.recorded()
+    recorded = {name: runs[name] for name in options.cases(runs)}
     table = Table(TITLE, ("step", "minutes", *(f"{rate:g} % a minute" for rate in RATES), "smallest"))
     count = options.repeats(SERIES, 40, 4)
     accused = flat = 0
@@ -64,38 +67,23 @@ def measure(options: Options) -> list[Table]:
     table.note(f"{count} series a cell; flat ones that were named: {accused} of {flat}{verdict}")
     spread = ", ".join(f"{name} {_spread(times):.0%}" for name, times in recorded.items())
     table.note(f"recorded steps vary (95th over 5th percentile of the windows, less 1) by {spread}")
-    return [table]
+    return [table, *([_real(options)] if options.real else [])]
 
 
-def record(loops: Mapping[str, tuple[int, int, int]], seconds: float) -> dict[str, list[float]]:
-    """Median step times in nanoseconds of windows of TURN_S, of all loops in turn."""
-    torch.set_num_threads(1)
-    steps = {name: _loop(*shape) for name, shape in loops.items()}
-    found: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        step()
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end or min(map(len, found.values())) < PIECE[1] // 4:
-        for name, step in steps.items():
-            begin, times = time.perf_counter(), list[float]()
-            while time.perf_counter() - begin < TURN_S or len(times) < 3:
-                t = time.perf_counter_ns()
-                step()
-                times.append(time.perf_counter_ns() - t)
-            found[name].append(median(times))
-    return found
-
-
-def _loop(width: int, layers: int, batch: int) -> Callable[[], None]:
-    model = nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(width, width), nn.ReLU())))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-
-    def step() -> None:
-        optimizer.zero_grad()
-        model(torch.randn(batch, width)).square().mean().backward()
-        optimizer.step()
-
-    return step
+def _real(options: Options) -> Table:
+    """Real runs of a script whose steps take longer with each minute, by a rate or not at all."""
+    table = Table("trend: real runs", ("percent a minute", "runs", "called slower"))
+    seconds = options.seconds(REAL_S, REAL_S / 4, least=1.5)
+    for rate, runs in ((0.0, 2 * options.real), *((rate, options.real) for rate in REAL_RATES)):
+        named = 0
+        for number in range(runs):
+            say(f"trend: {rate:g} % a minute, real run {number + 1} of {runs}")
+            with TemporaryDirectory(prefix="ndd-trend-") as folder:
+                found = observe(Path(folder), SLOWING, "drifts", f"{rate:g}", seconds=seconds)
+            named += any(finding["cause"] == "slowing" for finding in found)
+        table.add(f"{rate:g}", str(runs), str(named))
+    table.note(f"each trains for {seconds:.0f} s")
+    return table
 
 
 def _named(chance: random.Random, times: list[float], windows: int, rate: float, count: int) -> int:

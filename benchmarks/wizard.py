@@ -154,7 +154,11 @@ def _against_grid(outcome: Outcome, answers: Answers) -> None:
     if best is None:
         return
     outcome.chosen = f"{best.batch.micro} {best.model.precision}"
-    fitting = [one for one in proposed.rows if one.fits and not one.alternative and one.key != best.key]
+    fitting = [
+        one
+        for one in proposed.rows
+        if one.fits and one.enough_steps and not one.alternative and one.key != best.key
+    ]
     chosen = (
         {round(place * (len(fitting) - 1) / max(GRID - 2, 1)) for place in range(GRID - 1)} if fitting else ()
     )

@@ -28,9 +28,9 @@ def console(
         return subprocess.CompletedProcess(command, -1, "", f"did not end within {limit_s:.0f} s")
 
 
-def output(folder: Path, *words: str, **more: str) -> str:
+def output(folder: Path, *words: str, limit_s: float = LIMIT_S, **more: str) -> str:
     """What a command prints. Raises RuntimeError if it fails."""
-    done = console(folder, *words, **more)
+    done = console(folder, *words, limit_s=limit_s, **more)
     if done.returncode:
         raise RuntimeError(f"{' '.join(words)}: status {done.returncode}: {done.stderr[-500:]}")
     return done.stdout

@@ -46,7 +46,6 @@ MOST_BYTES, STREAMS = 1 << 17, 3
 _CHILD_SUBREAPER = 36  # prctl
 
 _servers: dict[tuple[tuple[str, str], ...], Server] = {}
-_uses: dict[tuple[tuple[str, str], ...], int] = {}
 
 
 class Server:
@@ -86,7 +85,7 @@ class Server:
 
 
 def _server(environment: Mapping[str, str]) -> Server | None:
-    """The server for programs with this environment; None if it does not pay, or the program cannot be forked."""
+    """The server for programs with this environment; None if the program cannot be forked."""
     variables = dict(environment)
     folders = variables.pop("PYTHONPATH", "").split(os.pathsep)
     if sys.platform != "linux" or any(
@@ -94,10 +93,9 @@ def _server(environment: Mapping[str, str]) -> Server | None:
     ):
         return None
     key = tuple(sorted(item for item in variables.items() if item[0].startswith(READ_EARLY)))
-    _uses[key] = _uses.get(key, 0) + 1
-    if key not in _servers and _uses[key] > 1:  # a server that is used once is no gain
+    if key not in _servers:
         _servers[key] = Server(variables)
-    return _servers.get(key)
+    return _servers[key]
 
 
 class Popen(subprocess.Popen[Any]):

@@ -18,6 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, Self, TypeVar
 
@@ -62,8 +63,13 @@ def draft_of(spec: Json, more: Sequence[str] = ()) -> Draft:
 
 
 def decoded(kind: type[T], body: Json) -> T:
-    """A dataclass from its `asdict` after a way through JSON; the reverse for nested ones and tuples too."""
+    """A dataclass after a way through JSON, with nested ones and tuples."""
     return TypeAdapter(kind).validate_python(body)
+
+
+def _values(one: Any) -> Json:
+    """The fields of a dataclass. `asdict` would copy each entry of long traces."""
+    return {field.name: getattr(one, field.name) for field in fields(one)}
 
 
 class ChildError(Exception):
@@ -308,7 +314,7 @@ class Pipe:
 
     def send(self, body: Json) -> None:
         """Send an answer. Raises OSError when the parent is gone."""
-        data = json.dumps(body).encode() + b"\n"
+        data = json.dumps(body, default=_values).encode() + b"\n"
         with self._lock:
             _write(self._target, data)
 

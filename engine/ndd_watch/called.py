@@ -115,8 +115,12 @@ class Called:
                 )
                 if not line:  # what it called before the step began
                     continue
+            elif places:
+                at, line = places[0]
+            elif isinstance(code, str):  # a function in C, which nothing of the user's has called
+                continue
             else:
-                at, line = places[0] if places else (code, code.co_firstlineno)
+                at, line = code, code.co_firstlineno
             for inner, text, count, ns in self._inside(code, calls, taken, descends, name, set()):
                 if self._usual(inner, around, user is None and not is_loop):
                     continue

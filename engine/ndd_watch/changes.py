@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .fitting import MemoryBudget, Recompute
 from .switches import (
     Attention,
     Autocast,
@@ -46,6 +47,10 @@ MOST_MICRO = 16  # times the micro-batch of the baseline
 SET = "already set"
 _BACKENDS = ("flash", "efficient", "cudnn", "math")
 _NO_ATTENTION = "this model does not use scaled_dot_product_attention"
+_AGAIN = (
+    "for each block that the trial names: block.forward = functools.partial(torch.utils.checkpoint.checkpoint, "
+    "block.forward, use_reentrant=False)"
+)
 _NO_CONVOLUTIONS = "this model has no convolutions"
 
 
@@ -199,6 +204,7 @@ ARITHMETIC = Alters(
 CACHED = Alters("random augmentation", "items are read twice, and have to be the same")
 DRAWN = Alters("random augmentation", "the first losses of both sides, where there are any")
 ORDER = Alters("the order of the batches", DRAWN.checked)
+DRAWN_ELSEWHERE = Alters("blocks that draw random numbers of libraries other than torch", DRAWN.checked)
 TRAINED = Alters(
     "what is trained", "not checked: the losses are those of another training", losses=True, other=True
 )
@@ -507,8 +513,12 @@ _ROWS = (
     Row("batch.accumulation", "micro-batches of a step", alters=ARITHMETIC),
     Row("parallel.param_dtype", "precision of gathered parameters", alters=ARITHMETIC),
     Row("parallel.reduce_dtype", "precision of reduced gradients", alters=ARITHMETIC),
-    Row("memory.budget", "activations computed again, within a limit of memory"),
-    Row("memory.recompute", "blocks that compute again in backward"),
+    *(
+        Row(key, title, made, "", _AGAIN, DRAWN_ELSEWHERE) for key, title, made in (
+            ("memory.budget", "activations computed again, within a limit of memory", MemoryBudget),
+            ("memory.recompute", "blocks that compute again in backward", Recompute),
+        )
+    ),
     Row("workload.pad", "padding of batches", alters=ARITHMETIC),
     Row("workload.summaries", "summaries of an evaluation", alters=EVALUATED),
     Row("clip.max_norm", "limit of the gradient's norm", alters=TRAINED),

@@ -429,6 +429,7 @@ class Emitter:
             if not self.paused and S[TRAINER] == threading.get_ident():
                 self._steps.finish()
                 if not self._steps.backwards:
+                    self._steps.garbage.drop_after(S[LAST])
                     clock.leave_out_rest()
                 self.window()
             self.pause()

@@ -33,14 +33,15 @@ IN_A_ROW, MANY, WITHIN = 3, 5, 1000
 class Finite:
     """Of the thread that trains; steps are numbers of steps done before.
 
-    suspicious: called where more is skipped than usual, and for each loss that is not finite. loss: while losses are
+    suspicious: called with the most looks that this is worth, where more is skipped than usual, for each loss that is
+    not finite, and where batches are left out. loss: while losses are
     not finite, (value in words, the first step with it, and of the finite ones before: the step of the last one, its
     value, and the lowest value; or None). since: the first of the skipped updates in a row, None without one. first:
     the first skipped update that counts since `take`.
     """
 
     def __init__(self) -> None:
-        self.suspicious: Callable[[], None] = lambda: None
+        self.suspicious: Callable[[int], None] = lambda looks: None
         self.loss: tuple[str, int, int | None, float | None, float | None] | None = None
         self.since: int | None = None
         self.first: int | None = None
@@ -72,7 +73,7 @@ class Finite:
         if done - begun > WITHIN:
             self._many = count, begun = int(S[SKIPPED]) - 1, done
         if self._row >= IN_A_ROW or S[SKIPPED] - count >= MANY:
-            self.suspicious()
+            self.suspicious(MOST_LOOKS)
 
     def read(self, done: int, value: float) -> bool:
         """Whether the loss of a step is finite."""
@@ -83,7 +84,7 @@ class Finite:
             return True
         first = done if self.loss is None else self.loss[1]
         self.loss = "NaN" if math.isnan(value) else "infinite", first, *self._last
-        self.suspicious()
+        self.suspicious(MOST_LOOKS)
         return False
 
     def take(self, earlier: int = 0) -> dict[str, Any]:
@@ -121,6 +122,8 @@ class Finite:
 
 # Steps in a row that are looked at until one is not finite, looks at most, and nanoseconds between two.
 MOST_STEPS, MOST_LOOKS, AGAIN_NS = 40, 5, 30 * 10**9
+# The same of batches that a loop leaves out: their losses may be finite.
+FEW_LOOKS = 3
 # Listening ends where the steps take much longer than usual: so many times, and so many nanoseconds more.
 LONGER, SPARE_NS = 20, 10**9
 # Values of a container up to which it is looked into.
@@ -153,9 +156,9 @@ class Origin:
         self._damaged: Found = {}
         self._root: weakref.ref[Any] | None = None
 
-    def ask(self, t: int) -> bool:
-        """Something is not finite, at t on our clock; whether a closer look is due."""
-        if not (self.active or self.wanted) and self._looked < MOST_LOOKS and t >= self._again:
+    def ask(self, t: int, most: int = MOST_LOOKS) -> bool:
+        """Something is not finite, at t on our clock; whether a closer look is due. most: looks that this is worth."""
+        if not (self.active or self.wanted) and self._looked < most and t >= self._again:
             self.wanted = True
         return self.wanted
 
@@ -178,6 +181,11 @@ class Origin:
             self.found = self.found or self._damaged
             self.end()
         return goes_on
+
+    def left_out(self) -> None:
+        """A batch was left out: for another reason, where nothing was found in it, and then the look has its answer."""
+        if not self.found:
+            self._listening.end()
 
     def end(self) -> None:
         """End the look. Safe to call twice."""

@@ -115,13 +115,8 @@ class Hooks:
         workers = dataloader._MultiProcessingDataLoaderIter
         pass_ends = self._turns_pass(), self._leaves(TIMED, self._pass_ended)
         self._put(workers._shutdown_workers, *pass_ends, True, phase=DATA_WAIT)
-        self._put(
-            dataloader.DataLoader.__iter__,
-            self._turns_pass(True),
-            self._leaves(TIMED, self._pass_begun),
-            True,
-            phase=DATA_WAIT,
-        )
+        begun = self._turns_pass(True), self._leaves(TIMED, self._pass_begun)
+        self._put(dataloader.DataLoader.__iter__, *begun, True, phase=DATA_WAIT)
         self._put(
             torch.nn.Module.zero_grad, *self.timed(ZERO_GRAD, self.steps.zeroed), False, phase=ZERO_GRAD
         )
@@ -486,7 +481,8 @@ class Hooks:
         self.steps.first_ns += S[LAST] - self._ending
 
     def _has_read(self) -> None:
-        self.steps.read()
+        if self.steps.read() and self._origin.active:
+            self._origin.left_out()
         if self.passes.gave(sys._getframe(3)):
             self.steps.first_ns += S[LAST] - self._reading
 

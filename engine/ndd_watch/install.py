@@ -408,9 +408,9 @@ class Observer:
         if not self._study:
             self.steps.next_study = 0
 
-    def _suspicious(self) -> None:
-        """A loss or gradients are not finite."""
-        if self.steps.gate is None and self.origin.ask(S[clock.LAST]) and not self._study:
+    def _suspicious(self, looks: int) -> None:
+        """A loss or gradients are not finite, or may be. looks: at most so many are worth it."""
+        if self.steps.gate is None and self.origin.ask(S[clock.LAST], looks) and not self._study:
             self.steps.next_study = 0
 
     def _look(self) -> None:

@@ -40,6 +40,8 @@ _KEPT = frozenset(
 # While a plan is searched: the seconds of each second pass, by the name of its block.
 spent: dict[str, list[float]] | None = None
 _again = 0
+# While a step is traced: the function mode of its second passes, since torch takes such modes away within backward.
+_mode: Any = None
 # `_eagerly`, kept from the compiler. Made with the first block, since that imports the compiler, which takes a second.
 _outside_compiler: Any = None
 
@@ -120,6 +122,8 @@ class _Again:
             buffers.update({key: None if item is None else item.clone() for key, item in buffers.items()})
         self._begin = _now()
         _again += 1
+        if _mode is not None:
+            _mode.__enter__()
         self._inner.__enter__()
 
     def __exit__(self, *error: Any) -> Any:
@@ -127,6 +131,8 @@ class _Again:
         try:
             return self._inner.__exit__(*error)
         finally:
+            if _mode is not None:
+                _mode.__exit__(*error)
             _again -= 1
             if spent is not None:
                 spent.setdefault(self._block.name, []).append(_now() - self._begin)
@@ -139,6 +145,17 @@ def _now() -> float:
     if spent is not None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+@contextlib.contextmanager
+def second_passes_in(mode: Any) -> Iterator[None]:
+    """Inside, second passes are in this function mode of torch."""
+    global _mode
+    _mode = mode
+    try:
+        yield
+    finally:
+        _mode = None
 
 
 def set_levels(model: torch.nn.Module, levels: Mapping[str, str]) -> None:

@@ -50,7 +50,7 @@ from .clock import (
     rest,
     row,
 )
-from .finite import Finite
+from .finite import FEW_LOOKS, Finite
 from .looks import Looks, key_of, own_frame
 from .loops import Ends
 from .mapped import (
@@ -89,6 +89,8 @@ FEW_BACKWARDS = 8
 SILENT_BACKWARDS = 100
 # Of several optimizers, some of them compiled: zeroed gradients in a row without a step, after which they end steps.
 FEW_ZEROED = 3
+# Batches without a backward pass from which on a closer look tells whether their losses are not finite.
+SOME_LEFT_OUT = 3
 # Errors of ours in hooks that look, of which the last one ends the observation.
 MOST_MISSES = 3
 _GOLDEN = 0x9E3779B9
@@ -108,6 +110,8 @@ class Steps:
         self.backwards = 0
         # The model was called with gradients since a batch was read, in a step that is timed by phase.
         self.computed = False
+        # Batches of such steps that were computed and have no backward pass: since the last window, and all of them.
+        self.left_out = self.all_left_out = 0
         self.compiled = self.ends_known = False
         # The optimizers that were made, and the key of the only one that is left of them; 0 where there are others.
         self._made: list[weakref.ref[Any]] = []
@@ -363,7 +367,8 @@ class Steps:
         if self.studying or t > self.next_study:
             self.last_row = row.tolist()
         if self.studying:  # such a step is slower than the others
-            S[place] = 0
+            S[place] = S[LEFT] = 0
+            self.computed = False
             for phase, spent in enumerate(self.last_row):
                 rest[phase] += spent
         elif self.skip:
@@ -426,18 +431,26 @@ class Steps:
         self.first_ns = 0
 
     def take(self) -> dict[str, Any]:
-        """Evaluations and checkpoints since the last call, and the newest norm of gradients, as a window tells them."""
+        """What happened since the last call, with the newest norm of gradients, as a window tells it."""
         found = {
-            "evaluations": self._evaluations, "checkpoints": self._checkpoints, "grad_norm": self.grad_norm
+            "evaluations": self._evaluations, "checkpoints": self._checkpoints, "left_out": self.left_out,
+            "grad_norm": self.grad_norm,
         }  # fmt: skip
-        self._evaluations, self._checkpoints, self.grad_norm = 0, 0, None
+        self._evaluations = self._checkpoints = self.left_out = 0
+        self.grad_norm = None
         return found
 
-    def read(self) -> None:
-        """The next batch was read, in a step that is timed by phase: whether the one before had a backward pass."""
-        if self.computed and not self.backwards:
+    def read(self) -> bool:
+        """The next batch was read, in a step that is timed by phase. Returns whether the one before was left out."""
+        left_out = self.computed and not self.backwards
+        if left_out:
             S[LEFT] += 1
+            self.left_out += not self.studying  # such steps have no row
+            self.all_left_out += 1
+            if self.all_left_out >= SOME_LEFT_OUT:
+                self.finite.suspicious(FEW_LOOKS)
         self.computed = False
+        return left_out
 
     def leave_out(self, ns: int) -> None:
         """A look within the step took this time, which is no part of it."""

@@ -10,6 +10,7 @@ import importlib
 import random
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any, Callable
 
 from .apart import gc
@@ -22,6 +23,7 @@ class Switch:
     """requested: as text. `switch` turns it on and off; `applied` returns (value, in effect, how that is known)."""
 
     at_start = False
+    most_probes = 0
 
     def __init__(self, value: Any, observer: Any) -> None:
         self.value, self.requested = value, str(value)
@@ -31,6 +33,14 @@ class Switch:
 
     def switch(self, on: bool) -> None:
         """Turn it on or off."""
+
+    def probes(self) -> Iterator[None]:
+        """Steps that it needs before it can be switched, at most `most_probes`: each turn is one."""
+        return iter(())
+
+    def peak_bytes(self, on: bool) -> int | None:
+        """The peak memory of a step with or without it, if its probe has measured that."""
+        return None
 
     def applied(self) -> tuple[str, bool | None, str]:
         """(value in effect, whether it is the requested one, how that is known)."""

@@ -36,6 +36,7 @@ from typing import Any, Callable, NoReturn
 from . import CAPTURES, FOLDER, LINKED, MEMORY, REFUSED, clock
 from .apart import Dropped, module_of, of_library, os
 from .clock import CURRENT, S
+from .fitting import RefusedError
 from .holders import OF_GPU, OF_HOST
 from .looks import own
 from .mapped import MICRO, pss_bytes
@@ -376,6 +377,17 @@ class ScriptTrainer(Trainer):
         yield
         self.stepped()
         self._micro = max(S[MICRO] - micro, 1)
+        for change in [change for side in self._sides for change in side.values()]:
+            turns = change.most_probes
+            for _ in change.probes():
+                yield
+                self.stepped()
+                turns -= 1
+            for _ in range(turns if self._ranks > 1 else 0):  # others may need more
+                yield
+                self.stepped()
+            self._lengths.clear()  # those of other steps
+        self._on(0)
 
     def rest(self) -> contextlib.AbstractContextManager[None]:
         return still(_workers)
@@ -448,6 +460,9 @@ class ScriptTrainer(Trainer):
             settings.update({key: [one.requested, *one.found()] for key, one in self._expected.items()})
             settings.update({key: [value, *given(key, value)] for key, value in self._given.items()})
             losses = self._losses if len(self._sides) == 1 else {}
+            every = (one for side in self._sides for one in side.values())
+            peaks = (one.peak_bytes(one in changes.values()) for one in every)
+            peak = next((one for one in peaks if one), None) or _peak(self._torch, device)
             sides.append({
                 "device": device, "threads": self._torch.get_num_threads(),
                 "items_per_step": max(int(items), 1) * self._micro * self._ranks, "prepare_s": self._started_s,
@@ -568,6 +583,8 @@ def begin(observer: Any) -> tuple[ScriptTrainer, Callable[[], None]] | None:
         try:
             ask()
         except Exception as error:  # noqa: BLE001  the script would continue to train
+            if isinstance(error, RefusedError):
+                script.send({"error": str(error), "kind": "refused"})
             give_up(error)
 
     return script, asked

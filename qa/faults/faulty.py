@@ -390,5 +390,14 @@ GPU_CASES: list[Case] = [
             sets=["precision.amp=off"],
             cure=["precision.amp=auto"],
         ),
+        *three(
+            "near-limit",
+            "a tensor leaves 3, 2 and 1 % of the GPU's memory free",
+            [(OWN, (f"workload.options.free={part}",)) for part in (0.03, 0.02, 0.01)],
+            sets=OWN_BATCH,
+            cure=["workload.options.free=0.5"],
+            factory="occupying",
+            proved=False,
+        ),
     )
 ]

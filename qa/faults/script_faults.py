@@ -24,7 +24,7 @@ from benchmarks.engine import events_of
 from ndd_engine.diagnose.view import View
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
-from qa.console import console, output, python_words, sets_of
+from qa.console import LIMIT_S, console, output, python_words, sets_of
 from qa.trials import nulls
 from qa.trials.nulls import Null
 
@@ -271,15 +271,18 @@ def observe(
     """The findings of an observed run of a script."""
     words = python_words(str(FOLDER / script), *arguments, ranks=ranks, python=python)
     run = console if script == HANGS else output
-    run(folder, "run", "--headless", "--run", "it", "--", *words, SCRIPT_S=f"{seconds:g}")
+    limit_s = LIMIT_S + 2 * seconds
+    run(folder, "run", "--headless", "--run", "it", "--", *words, limit_s=limit_s, SCRIPT_S=f"{seconds:g}")
     found: list[dict[str, Any]] = json.loads(output(folder, "report", "it", "--json"))["findings"]
     return found
 
 
 def attempt(folder: Path, change: Sequence[str], budget_s: float = TRIAL_S) -> dict[str, Any]:
-    """The outcome of a trial of the run. change: options of `try`."""
-    words = ("try", "it", *change, "--budget", f"{budget_s:g}", "--json")
-    found: dict[str, Any] = json.loads(console(folder, *words).stdout)
+    """The outcome of a trial of the run. change: options of `try`. Raises RuntimeError without one."""
+    done = console(folder, "try", "it", *change, "--budget", f"{budget_s:g}", "--json")
+    if not done.stdout:
+        raise RuntimeError(f"the trial has no result: status {done.returncode}: {done.stderr[-500:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 

@@ -270,7 +270,7 @@ KIND = Kind(
     "runs killed",
     "no process, lock or torn file stays; runs lists it; every checkpoint loads; resumed, it is bit-identical",
     full=240,
-    short=6,
+    short=4,
     attempts=attempts,
 )
 

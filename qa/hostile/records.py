@@ -27,7 +27,7 @@ from ndd_console.screens.pages import own_values_lines, ranks_lines, settings_li
 from ndd_console.view.live import LiveState, live_rows
 from ndd_console.view.rows import fit, width_of
 from ndd_console.words.comparison import two_compared
-from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
+from ndd_console.words.finding import Diagnosis, diagnosis_blocks
 from ndd_console.words.run import summary
 from ndd_engine.config import read
 from ndd_engine.errors import NddError, UsageError
@@ -276,8 +276,7 @@ def _followed(run: RunDir) -> Snapshot:
     reader.poll()
     snapshot = reader.snapshot()
     progress.look(snapshot)
-    found = Diagnosis().of(snapshot)
-    said += map(printable, summary(snapshot, snapshot.end, str(run.path), found.findings, found.trouble))
+    said += map(printable, summary(snapshot, snapshot.end, run.path))
     json.dumps(writable(figures(snapshot)), allow_nan=False)
     assert snapshot.final, "attach --headless waits for ever"
     clean("\n".join(said))

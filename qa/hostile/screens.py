@@ -39,7 +39,7 @@ from ndd_console.view.rows import Entry, aligned, framed, inner_width, paragraph
 from ndd_console.view.style import COLOUR, Row, to_ascii
 from ndd_console.widgets.canvas import Canvas, changes
 from ndd_console.words.blocks import Text
-from ndd_console.words.diagnosis import Diagnosis, diagnosis_blocks
+from ndd_console.words.finding import Diagnosis, diagnosis_blocks
 from ndd_console.words.wizard import PROPOSAL_COLUMNS, about_text
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import TextsEvent

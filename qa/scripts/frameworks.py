@@ -105,11 +105,17 @@ def train_with_lightning() -> None:
     def loader(data: Items) -> Any:
         return DataLoader(data, BATCH, shuffle=data is TRAIN, num_workers=workers)
 
+    class Watch(lightning.Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            if FAULT == "callback":
+                work(LEVEL or 0.05)
+
     often = FAULT == "logging" and LEVEL > 0
     trainer = lightning.Trainer(
         max_epochs=1000, max_time={"seconds": SECONDS}, accelerator="cpu", logger=CSVLogger("logs") if often else False,
         log_every_n_steps=1 if often else 500, enable_progress_bar=often, enable_model_summary=False,
-        enable_checkpointing=False, num_sanity_val_steps=0, val_check_interval=EVERY if FAULT == "evaluation" else None,
+        enable_checkpointing=False, num_sanity_val_steps=0, callbacks=[Watch()],
+        val_check_interval=EVERY if FAULT == "evaluation" else None,
         limit_val_batches=1 if FAULT == "evaluation" else 0,
     )  # fmt: skip
     trainer.fit(Module(), loader(TRAIN), loader(EVALUATED))
@@ -125,6 +131,8 @@ def train_with_trainer() -> None:
             self.begin = time.perf_counter()
 
         def on_step_end(self, _args: Any, _state: Any, control: Any, **_more: Any) -> None:
+            if FAULT == "callback":
+                work(LEVEL or 0.05)
             control.should_training_stop = time.perf_counter() - self.begin > SECONDS
 
     class Logs(transformers.Trainer):

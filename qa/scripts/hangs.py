@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import queue
 import resource
 import signal
 import sys
@@ -88,37 +89,50 @@ DEATHS = ("killed", "crashed", "exits")
 kept: list[Any] = []
 
 
-def fill(queue: Any) -> None:
+def fill(items: Any) -> None:
     """Of another process: more than a pipe holds."""
     signal.alarm(LIMIT_S)
     for _ in range(64):
-        queue.put(bytes(1 << 16))
+        items.put(bytes(1 << 16))
 
 
-def compute_once(queue: Any) -> None:
+def compute_once(items: Any) -> None:
     """Of another process: it dies before it answers."""
     if planted("dead-process"):
         os.kill(os.getpid(), signal.SIGKILL)
-    queue.put(1)
+    items.put(1)
+
+
+def answer(results: queue.Queue[int]) -> None:
+    """Of another thread: it fails before it answers."""
+    if planted("dead-thread"):
+        raise ValueError("no such record")
+    results.put(1)
 
 
 def aside() -> None:
     """What the main process does with others."""
+    if FAULT == "dead-thread":
+        results: queue.Queue[int] = queue.Queue()
+        threading.Thread(target=answer, args=(results,)).start()
+        hang_from_here()
+        results.get()
+        return
     context = multiprocessing.get_context("fork")
-    queue = context.Queue()
+    items = context.Queue()
     if FAULT == "full-queue":
-        child = context.Process(target=fill, args=(queue,))
+        child = context.Process(target=fill, args=(items,))
         child.start()
         if LEVEL == 0:
             for _ in range(64):
-                queue.get()
+                items.get()
         hang_from_here()
         child.join()
     if FAULT == "dead-process":
-        child = context.Process(target=compute_once, args=(queue,))
+        child = context.Process(target=compute_once, args=(items,))
         child.start()
         hang_from_here()
-        queue.get()
+        items.get()
         child.join()
 
 
@@ -154,7 +168,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         keep(step, y)
-        if FAULT in ("full-queue", "dead-process") and step == EARLY * (LEVEL - 1):
+        if FAULT in ("full-queue", "dead-process", "dead-thread") and step == EARLY * (LEVEL - 1):
             aside()
         if FAULT == "collective" and not (
             planted("collective") and RANK == 1 and step >= EARLY * (LEVEL - 1)

@@ -7,6 +7,7 @@ DistributedDataParallel.
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import os
@@ -33,7 +34,7 @@ SECONDS = float(os.environ.get("SCRIPT_S", "1e9"))
 # Faults of the loader; the other scripts take their batches without one.
 LOADED = (
     "slow-item", "slow-storage", "slow-collate", "slow-generator", "many-workers", "worker-restart", "iterator-restart",
-    "short-epochs", "repeated-items", "python-objects", "straggler", "skew", "exchange",
+    "short-epochs", "repeated-items", "python-objects", "leaves-out", "worker-keeps", "straggler", "skew", "exchange",
 )  # fmt: skip
 BATCH = 8 if FAULT == "exchange" and MS else 128
 LITTLE = 0.05  # milliseconds
@@ -64,7 +65,7 @@ def width() -> int:
 
 def damaged(x: Tensor, step: int) -> Tensor:
     """From a step on, one of so many batches lacks the values of a column."""
-    if planted("not-finite") and step >= 200 and step % int(MS) == 0:
+    if FAULT in ("not-finite", "leaves-out") and MS and step >= 50 and step % int(MS) == 0:
         return x.index_fill(1, torch.tensor([3]), float("nan"))
     return x
 
@@ -82,6 +83,8 @@ class Items(Dataset):  # type: ignore[type-arg]
     def __init__(self) -> None:
         # An epoch takes seconds: its workers start again with each one.
         count = BATCH * int(40 / MS) if planted("worker-restart") else 1 << 16
+        if FAULT == "worker-keeps":
+            count = BATCH * 40  # in the first pass, it may be a cache
         if planted("iterator-restart"):
             count = int(MS * (1 << 14))  # all of them are shuffled for each batch
         self.x, self.y = torch.randn(count, 64), torch.randn(count, 1)
@@ -89,6 +92,8 @@ class Items(Dataset):  # type: ignore[type-arg]
         notes = int(MS * 200_000) if planted("python-objects") else 0
         self.notes = [{"text": f"note {number}", "number": number} for number in range(notes)]
         self.numbers = torch.arange(800_000) if is_twin("python-objects") else None
+        # Of each worker: all that it has made; the twin's keeps the newest ones.
+        self.made: deque[Tensor] = deque(maxlen=None if MS else 1000)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -98,6 +103,8 @@ class Items(Dataset):  # type: ignore[type-arg]
             work(MS / BATCH)
         if planted("slow-storage"):
             time.sleep(MS / BATCH / 1e3)
+        if FAULT == "worker-keeps":
+            self.made.append(torch.ones(int((MS or 1) * (1 << 18)) // BATCH))
         if self.notes:
             return self.x[index] + 0.0 * len(self.notes[index * 37 % len(self.notes)]["text"]), self.y[index]
         if self.numbers is not None:
@@ -145,9 +152,16 @@ def tokenize(milliseconds: float) -> None:
 
 
 def loader(data: Items) -> Iterator[tuple[Tensor, Tensor]]:
-    workers = int(MS) or 2 if FAULT == "many-workers" else int(FAULT in ("worker-restart", "python-objects"))
+    workers = (
+        int(MS) or 2
+        if FAULT == "many-workers"
+        else int(FAULT in ("worker-restart", "python-objects", "worker-keeps"))
+    )
     sampler = DistributedSampler(data) if RANKS > 1 else RandomSampler(data)
-    batches = DataLoader(data, BATCH, sampler=sampler, num_workers=workers, collate_fn=collate)
+    batches = DataLoader(
+        data, BATCH, sampler=sampler, num_workers=workers, collate_fn=collate,
+        persistent_workers=FAULT == "worker-keeps",
+    )  # fmt: skip
     if FAULT in ("repeated-items", "short-epochs"):
         batches = DataLoader(
             Stream(data), BATCH, num_workers=int(MS) or 2 if FAULT == "repeated-items" else 0
@@ -277,6 +291,12 @@ def weighed(x: Tensor, weight: int) -> Tensor:
     return x * weight
 
 
+@torch.compile(backend="eager", dynamic=MS == 0)  # type: ignore[untyped-decorator,unused-ignore]
+def padded(x: Tensor) -> Tensor:
+    """Compiled anew for each length; the twin's is compiled for any length."""
+    return x.square().sum(1)
+
+
 def compiled(model: nn.Module) -> nn.Module:
     """A model that is compiled for longer than the short training pays off; in the twin, compiling takes no time."""
     os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
@@ -330,6 +350,8 @@ def main() -> None:
     parts: deque[list[list[int]]] = deque(
         [[] for _ in range(each)] for _ in range(400_000 // each if each else 0)
     )
+    if FAULT == "collects":  # whatever lives is looked at in each collection
+        parts.extend([[] for _ in range(1000)] for _ in range(int((MS or 1) * 50)))
     kept: deque[Tensor] | list[Tensor] = deque(maxlen=50) if is_twin("leak") else []
     board = Board()
     every = {"evaluate": 5 if MS else 400, "evaluate-joins": 50 if MS else 400}.get(FAULT)
@@ -343,6 +365,10 @@ def main() -> None:
         optimizer.zero_grad()
         x = damaged(x, step)
         loss = nn.functional.mse_loss(model(augment(x)), y)
+        # The twin leaves out batches whose loss is finite.
+        if FAULT == "leaves-out" and (not loss.isfinite() or (MS == 0 and step % 3 == 0)):
+            step += 1
+            continue
         if FAULT == "denormals":
             loss = loss + tiny.sum() * (1e-20 if MS else 1.0)  # the squares of its gradients are denormal
         backward(scaler.scale(loss))
@@ -353,6 +379,8 @@ def main() -> None:
         schedule(step)
         if due("log-norms", step):
             log_norms(model)
+        if due("collects", step):
+            gc.collect()
         checkpoint(model, step)
         if every and step % every == every - 1:
             evaluate(model, data)
@@ -367,6 +395,8 @@ def main() -> None:
             kept.append(torch.ones(int((MS or 0.5) * (1 << 16))))
         if FAULT == "recompile" and step % 4 == 0:
             weighed(loss.detach(), step % int(MS or 1))
+        if FAULT == "lengths" and step % 4 == 0:
+            padded(y[:2].detach().expand(2, 2 + step % int(MS or 100)))
         if each:
             parts.append([[] for _ in range(each)])
             parts.popleft()

@@ -242,6 +242,25 @@ def damaged(settings: Any) -> dict[str, Any]:
     return {"model": Net(), "train_data": in_memory(8 * ITEMS), "loss": error, "forward": forward}
 
 
+# A tensor that takes most of the memory of a GPU.
+
+
+def occupying(settings: Any) -> dict[str, Any]:
+    """Options: free: the part of the GPU's memory that is left when the first batch has been computed."""
+    part, held = settings.option("free", 0.5), list[Tensor]()
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        output = model(batch[0])
+        if not held and model.training and output.is_cuda:
+            free, total = torch.cuda.mem_get_info()
+            held.append(
+                torch.empty(max(int(free - part * total), 0), dtype=torch.uint8, device=output.device)
+            )
+        return output
+
+    return {"model": Net(), "train_data": in_memory(), "loss": loss, "forward": forward}
+
+
 # Processes that wait for each other, or die.
 
 FIFO, LOCK, DEAD = 1, 2, 3

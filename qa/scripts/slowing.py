@@ -1,7 +1,8 @@
 """An ordinary training script that becomes slower with each step: `python slowing.py KIND MICROSECONDS`.
 
 It knows nothing of the console. MICROSECONDS: roughly by how much each step takes longer than the one before. With 0 it
-is the innocent twin: what would grow is limited. Two kinds look alike, and do not become slower by themselves.
+is the innocent twin: what would grow is limited. Two kinds look alike, and do not become slower by themselves. Of
+`drifts` it is by how many percent of its usual time a step takes longer with each minute.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 KIND, US = sys.argv[1], float(sys.argv[2])
 SECONDS = float(os.environ.get("SCRIPT_S", "1e9"))
 WIDTH = 256
+# Steps, at the beginning, that tell how long one usually takes.
+USUAL = 500
 HANDLER = logging.Handler()
 HANDLER.emit = lambda record: time.sleep(US * 1e-6) if US else None  # type: ignore[method-assign]
 LOG = logging.getLogger("train")
@@ -75,6 +78,22 @@ def median_loss(losses: list[float] | deque[float], loss: float) -> float:
     return sorted(losses, key=lambda value: -value)[len(losses) // 2]
 
 
+def average(optimizer: torch.optim.Optimizer, parameter: Tensor) -> float:
+    """Of values that the optimizer's state keeps of a parameter, all of them in each step."""
+    kept: list[float] = optimizer.state[parameter].setdefault("norms", [])
+    kept += [1.0] * max(round(US * 20), 10)
+    if not US:
+        del kept[:-10]
+    return sum(value * value for value in kept)
+
+
+def drift(usual_s: float, minutes: float) -> None:
+    """Take as much longer as the rate asks for."""
+    end = time.perf_counter() + usual_s * US / 100 * minutes
+    while time.perf_counter() < end:
+        pass
+
+
 def save_history(history: list[dict[str, float]], loss: float) -> None:
     history.extend([{"loss": loss}] * max(round(US / 2), 1))
     if not US:
@@ -91,7 +110,7 @@ def main() -> None:
     losses: list[float] | deque[float] = deque(maxlen=2000) if KIND == "sorts" and not US else []
     history: list[dict[str, float]] = []
     begin = time.perf_counter()
-    step = 0
+    step, usual_s = 0, 0.0
     while time.perf_counter() - begin < SECONDS:
         count = 64 + step // 20 if KIND == "larger-batches" else 64
         x = torch.randn(count, WIDTH)
@@ -120,6 +139,8 @@ def main() -> None:
             median_loss(losses, loss.item())
         if KIND == "rewrites":
             save_history(history, loss.item())
+        if KIND == "state":
+            average(optimizer, model.cell.weight_hh)
         if KIND == "handlers":
             LOG.addHandler(logging.Handler())
             LOG.handlers[-1].emit = HANDLER.emit  # type: ignore[method-assign]
@@ -139,7 +160,11 @@ def main() -> None:
                 for _ in range(20):
                     model(x, state)
             model.train()
+        if KIND == "drifts":
+            drift(usual_s, (time.perf_counter() - begin) / 60)
         step += 1
+        if step == USUAL:
+            usual_s = (time.perf_counter() - begin) / step
 
 
 if __name__ == "__main__":

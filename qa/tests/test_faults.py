@@ -279,18 +279,9 @@ def test_scripts_of_a_missing_package_are_skipped_with_the_reason() -> None:
     assert kept == [FAULTS[0]] and "nothing_of_this_name is not installed" in reasons[0]
 
 
-@pytest.mark.long
-def test_a_case_that_does_not_exist_is_refused() -> None:
-    command = [sys.executable, "-m", "benchmarks", "script_faults", "--only", "gremlins"]
-    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and "gremlins" in done.stderr and "hangs" in done.stderr
-
-
-@pytest.mark.slow  # tests/script/test_progress.py has one of them
+@pytest.mark.slow  # tests/script/test_runs.py has one of them
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
-@pytest.mark.parametrize(
-    "fault", [fault for fault in KINDS if fault.name != "collective"], ids=lambda fault: fault.name
-)
+@pytest.mark.parametrize("fault", KINDS, ids=lambda fault: fault.name)
 def test_a_hang_is_named_with_the_default_settings_headless_and_on_a_small_screen(
     fault: Fault, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

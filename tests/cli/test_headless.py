@@ -265,16 +265,6 @@ def test_reader_that_stops_reading_stops_neither_run_nor_record(tmp_path: Path) 
         assert status(tmp_path) == "done"
 
 
-@pytest.mark.slow
-def test_a_run_whose_reader_stopped_reading_exits_with_its_status(tmp_path: Path) -> None:
-    with unread(tmp_path) as process:
-        wait_for(tmp_path, '"step":50')
-        process.send_signal(signal.SIGTERM)
-        returned, _, err = finish(process)
-    assert returned == 143 and status(tmp_path) == "terminated"
-    assert "output" in err  # what was not written
-
-
 def test_closed_standard_streams_do_not_change_the_status_of_a_run(tmp_path: Path) -> None:
     train = shlex.join(("train", "--headless", "--run", "one", "--max-steps", "3", *EEG))
     done = subprocess.run(

@@ -10,7 +10,7 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
@@ -21,12 +21,11 @@ from ndd_console.cli.wizard import WizardProgress
 from ndd_engine.config import WORKLOADS, read
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.trial.claims import Verdict
 from ndd_engine.trial.outcome import MEASURING, Progress
 from ndd_engine.trial.tuning import trained
 from ndd_watch.changes import Conditions, candidates
 from tests.records import events_of, snapshot_of
-from tests.trial.trial_help import SOURCE, planted, with_lengths
+from tests.trial.trial_help import with_lengths
 from tests.trial.written_runs import steady, windows, write_run
 from tests.waiting import LIMIT_S, until
 
@@ -69,18 +68,6 @@ def test_a_live_run_is_paused_then_resumes_and_records_the_result(tmp_path: Path
     events = events_of(RunDir(tmp_path / "runs" / "one"))
     (pause,) = [event.text for event in events if event.type == "mark" and event.kind == "pause"]
     assert re.search(r"process \d+", pause)
-
-
-@pytest.mark.slow
-def test_a_candidate_that_fails_is_reported_with_its_place(tmp_path: Path) -> None:
-    planted(tmp_path)
-    line = SOURCE.splitlines().index('                raise ValueError("this model is broken")') + 1
-    done = run("try", "planted.toml", "--set", "workload.options.fault=broken", "--json", folder=tmp_path)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    event = json.loads(done.stdout)
-    assert event["verdict"] == "failed"
-    assert "ValueError" in event["text"] and f"planted.py:{line}" in event["text"]
-    assert not (tmp_path / "runs").exists()
 
 
 class Terminal(io.StringIO):
@@ -297,16 +284,6 @@ def test_a_claim_is_really_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert part["value"] == pytest.approx(0.8) and part["outcome"] == "confirmed"
     # The guide measured on a GPU.
     assert part["where"] and claim["verdict"] == "depends"
-
-
-@pytest.mark.slow
-def test_shares_are_those_of_an_observed_run(tmp_path: Path) -> None:
-    done = call("claims", "S8", "--budget", "2", "--json", folder=tmp_path)
-    (shares,) = json.loads(done.stdout)["claims"]
-    parts = {part["name"]: part["value"] for part in shares["parts"]}
-    assert set(parts) == {"encoder", "decoder", "attention", "pointer", "backward"}
-    assert 0.2 < sum(parts.values()) <= 1
-    assert shares["verdict"] in get_args(Verdict)
 
 
 # wizard

@@ -541,6 +541,11 @@ HAZARDS = [
         "worker-memory", workers(*((100 + 20 * n, 600) for n in range(12))),
         workers(*((100 + min(50 * n, 200), 600) for n in range(12))), (), "keeps",
     ),
+    # It grows slowly, and is full then.
+    pair(
+        "worker-memory", workers(*((100 + 20 * n, 600) for n in range(24))),
+        workers(*((100 + min(20 * n, 200), 600) for n in range(24))), (), "slowly",
+    ),
     pair("fragmentation", reserved(0.4), reserved(0.4, until=4), kind=gpu),
     pair("fragmentation", reserved(0.4), reserved(0.4, in_use=True), (), "in-use", gpu),
     pair(

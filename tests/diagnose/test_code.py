@@ -69,23 +69,23 @@ def test_one_call_in_each_step_is_usual_unless_it_takes_much_and_functions_are_k
 def test_a_call_that_waits_is_the_place_of_a_wait() -> None:
     step = profiled(("other", "/me/train.py", 12, "fetch", 7.0))
     found = calling(8.0, called("Queue.get", "", 6.8, "fetch"), functions=step).named("slow-function")
-    assert "waits in Queue.get" in found.title and "loops" not in found.changes[0].text
+    assert "Queue.get" in found.title and "loops" not in found.changes[0].text
     found = calling(8.0, called("DataFrame.xs", "pandas", 6.8, "fetch"), functions=step).named(
         "slow-function"
     )
-    assert "calls DataFrame.xs of pandas" in found.title and "less often" in found.changes[0].text
+    assert "DataFrame.xs" in found.title and "less often" in found.changes[0].text
 
 
 def test_time_outside_the_model_is_that_of_a_call_and_advice_is_one_that_helps_it() -> None:
     scaler = calling(8.0, called("GradScaler.step", "torch", 7.0)).named("user-code")
-    assert "GradScaler.step of torch" in scaler.title and "bfloat16" in scaler.changes[0].text
+    assert "GradScaler.step" in scaler.title and "bfloat16" in scaler.changes[0].text
     library = calling(8.0, called("Trainer.training_step", "transformers", 7.0)).named("user-code")
     assert "Trainer.training_step of transformers" in library.title and not library.changes
     assert not calling(8.0).named("user-code").changes
     many = calling(8.0, called("Categorical.log_prob", "torch", 7.0, calls=20)).named("user-code")
-    assert many.changes[0].text == "do it for all at once, instead of 20 times in a step"
+    assert "20 times" in many.changes[0].text
     once = calling(8.0, called("torch.svd", "torch", 7.0)).named("user-code")
-    assert "if the training does not need it" in once.changes[0].text
+    assert "not need" in once.changes[0].text
     compiled = called(
         "_fn", "torch", 6.0
     )  # a function that torch.compile has compiled, which calls no module
@@ -94,6 +94,32 @@ def test_time_outside_the_model_is_that_of_a_call_and_advice_is_one_that_helps_i
     assert "torch.svd" in beside.title and "_fn" not in beside.title
     world = calling(8.0, called("TimeLimit.step", "gymnasium", 7.0, calls=20)).named("user-code")
     assert "several environments" in world.changes[0].text and "few steps" not in world.changes[0].text
+
+
+def test_what_a_framework_does_within_fit_is_no_advice() -> None:
+    signature = called("_signature_from_callable", "", 7.0, "<module>", calls=2)
+    step = replace(profiled(), calls=[signature], phases={"other": 8 * MS})
+    for facts, advised in (({"obeys": ["checkpoint"]}, False), ({}, True)):
+        found = script(facts, phases=healthy(other=8.0), functions=step).named("user-code")
+        assert bool(found.changes) == advised and "_signature_from_callable" in found.title
+
+
+def test_time_outside_the_model_is_that_of_the_function_which_contains_most_of_it() -> None:
+    small = called("Tensor.tolist", "torch", 2.0, calls=6)
+    others = [
+        ["/me/train.py", 5, name, 1, total, MS, "", "other"]
+        for name, total in (("main", 20 * MS), ("log", MS))
+    ]
+
+    def found(name: str = "Watch.on_batch_end", ms: float = 7.0) -> Finding:
+        row = ["/me/train.py", 9, name, 1, round(ms * MS), MS, "", "other"]
+        step = FunctionsEvent(100, 20 * MS, [*others, row], [])
+        return calling(8.0, small, functions=step).named("user-code")
+
+    assert found().title.endswith("most of it in train.py:9 in Watch.on_batch_end")
+    assert "every few steps" in found().changes[0].text
+    assert "several environments" in found("CartEnv.step").changes[0].text
+    assert "Tensor.tolist" in found("Source.__iter__").title and "Tensor.tolist" in found(ms=2.0).title
 
 
 def in_evaluation(*calls: Any, phase: str = "evaluate") -> Finding:
@@ -106,10 +132,10 @@ def in_evaluation(*calls: Any, phase: str = "evaluate") -> Finding:
 def test_the_function_that_takes_the_time_of_evaluations_is_named_with_what_helps() -> None:
     joins = called("torch_pad_and_concatenate (torch.cat)", "transformers", 790, "<module>")
     found = in_evaluation(joins, called("Module.__call__", "torch", 80, phase="forward"))
-    assert "79 % of it in torch_pad_and_concatenate (torch.cat) of transformers" in found.title
+    assert "79 % " in found.title and "torch_pad_and_concatenate (torch.cat)" in found.title
     assert "preprocess_logits_for_metrics" in found.changes[0].text
     assert "train.py:17" in finding_line(found)
-    assert "join them once" in in_evaluation(called("torch.cat", "torch", 790)).changes[0].text
+    assert "once" in in_evaluation(called("torch.cat", "torch", 790)).changes[0].text
     # Where the model takes the time, nothing else is accused.
     model = in_evaluation(
         called("Module.__call__", "torch", 900, phase="forward"), called("torch.cat", "torch", 30)
@@ -127,7 +153,7 @@ def test_evaluations_of_an_own_model_are_explained_as_well() -> None:
     )
     after = {n: [*evaluated(200, 20 * n + 20), inside] for n in range(12)}
     found = Planted(workload="net:factory", sets=["evaluate.every_steps=20"], after=after).named("evaluation")
-    assert "90 % of it in net.py:9 in Accuracy.update" in found.title
+    assert "90 % " in found.title and "net.py:9 in Accuracy.update" in found.title
     assert found.sets[0].startswith("evaluate.every_steps=")
 
 
@@ -149,7 +175,7 @@ def test_neighbours_cost_no_more_than_they_use_and_come_last(threads: int, wante
     assert run.causes()[0] == "logging"
     found = run.named("neighbour-cores")
     assert found.share is not None and 1 / (1 - found.share) <= wanted + 0.01
-    assert "your run two" in found.title
+    assert "run two" in found.title
 
 
 @pytest.mark.parametrize(("own_cores", "most"), [(1.0, 1.1), (0.5, 2.3)])
@@ -255,12 +281,12 @@ def test_time_that_comes_at_once_between_steps_is_not_that_of_a_call_in_a_usual_
         return found["user-code"]
 
     rare, usual = told(1.0), told(7.0)
-    assert "log_prob" not in rare.title and "between groups of steps" in rare.changes[0].text
+    assert "log_prob" not in rare.title and "groups" in rare.changes[0].text
     # A rollout needs the newest weights.
-    assert "while the steps train" not in rare.changes[0].text
-    assert "log_prob" in usual.title and "if the training does not need it" in usual.changes[0].text
+    assert "while" not in rare.changes[0].text
+    assert "log_prob" in usual.title and "not need" in usual.changes[0].text
     # On a busy machine, all phases take long now and then.
-    assert "between groups of steps" not in told(1.0, everywhere=4.0).changes[0].text
+    assert "groups" not in told(1.0, everywhere=4.0).changes[0].text
 
 
 def test_a_short_call_is_not_blamed_for_a_rollout_between_other_steps() -> None:

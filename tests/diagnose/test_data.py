@@ -93,12 +93,12 @@ def test_of_a_script(facts: str, host: str) -> None:
         assert found is not None and found.sets
         if facts == "random":
             assert "loader.cache=true" not in offered(found)
-            assert found.cause != "data-wait" or "items are random (a.py:3)" in words(found)
+            assert found.cause != "data-wait" or "(a.py:3)" in words(found)
 
 
 def test_where_there_is_no_loader_the_finding_says_so() -> None:
     found = script(phases=WAITING).named("data-wait")
-    assert not found.sets and "no DataLoader, so no setting of one can be tried" in words(found)
+    assert not found.sets and "no DataLoader" in words(found)
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_the_line_of_the_dataset_is_named() -> None:
         assert any("mine.py:12" in item.text for item in found.evidence)
     # In a worker, only what it tells shows it.
     found = Planted(phases=healthy(data_wait=20.0), sets=["loader.workers=2"]).verdict()
-    assert any("not known yet" in item.text for item in found.evidence)
+    assert any("not known" in item.text for item in found.evidence)
 
 
 def test_waiting_for_data_names_the_function_once() -> None:
@@ -307,7 +307,7 @@ def test_a_library_that_makes_the_items_is_named_with_the_line_that_calls_it() -
         return waiting({"workers": 0}, READS, functions=step)["data-wait"]
 
     pandas = found(6, [*place, "Series.__getitem__", "pandas", 64, 2 * MS, "data_wait"])
-    assert "most of it in iloc or loc of pandas (train.py:20 in Table.__getitem__)" in pandas.title
+    assert "iloc" in pandas.title and "train.py:20 in Table.__getitem__" in pandas.title
     assert pandas.changes[-1].where == "train.py:20 in Table.__getitem__"
     # A function that takes its time by itself is named itself.
     assert "pandas" not in found(1).title

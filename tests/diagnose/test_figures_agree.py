@@ -21,8 +21,7 @@ from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_console.screens.trial import TrialState, entries, proposed_changes
 from ndd_console.view.live import LiveState, finding_rows, live_rows
-from ndd_console.words.diagnosis import DiagnosisResult
-from ndd_console.words.finding import ceiling_text, event_line
+from ndd_console.words.finding import DiagnosisResult, ceiling_text, event_line
 from ndd_console.words.run import progress_line, summary
 from ndd_engine.diagnose import ENDINGS, Finding, diagnose
 from ndd_engine.record.events import Event, FindingEvent, KernelsEvent
@@ -258,7 +257,7 @@ UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "m": 60.0, 
 @given(planted())
 def test_lines_of_a_headless_run_agree(run: Planted) -> None:
     snapshot = run.snapshot()
-    line, lines = progress_line(snapshot), summary(snapshot, None, "runs/one", diagnose(snapshot))
+    line, lines = progress_line(snapshot), summary(snapshot, None, Path("runs/one"))
     rates = [re.findall(r"([0-9.,]+) steps/s", part) for part in (line, *lines)]
     assert len({value for found in rates for value in found}) == 1
     shares = next(part for part in lines if part.startswith("recent steps by phase"))

@@ -157,7 +157,7 @@ def test_advice_is_not_dropped_because_a_run_was_a_short_try(pair: Pair) -> None
             assert item.sets == whole[item.cause].sets
             assert item.leave == whole[item.cause].leave or item.cause == "leak"
             if item.ceiling is not None and item.sets and item.cause != "compile-cost":
-                assert "for a run of" in item.advice(next(change for change in item.changes if change.sets))
+                assert "for a run" in item.advice(next(change for change in item.changes if change.sets))
 
 
 # The run as a whole.

@@ -34,10 +34,10 @@ def run(used: list[int], *looks: HoldersEvent, **more: Any) -> Planted:
 def test_the_holder_of_growing_memory_is_named_with_the_line_where_it_grows() -> None:
     found = run(GROWS, looked(HISTORY)).verdict()
     assert found.cause == "leak" and found.confidence == "certain"
-    assert found.title == "memory grows by 2.0 MiB per step, held by list `history` in `train`"
+    assert all(part in found.title for part in (" 2.0 MiB per step", "`history`", "`train`"))
     assert found.changes[0].where == "train.py:31"
     told = " ".join(item.text for item in found.evidence)
-    assert "1 more each step" in told and "tensor 512 x 1024" in told and "begins at train.py:10" in told
+    assert "1 more" in told and "tensor 512 x 1024" in told and "train.py:10" in told
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_graphs_are_not_weighed_and_belong_to_what_holds_them() -> None:
     def title(kept_steps: int, holder: Holder = losses) -> str:
         return run(GROWS, looked(holder), window={"kept_steps": kept_steps}).named("leak").title
 
-    assert "held by list `history`" in title(240)
+    assert "`history`" in title(240)
     assert "history" not in title(240, replace(losses, graphs=False))
     assert "history" not in title(0)
 
@@ -121,18 +121,18 @@ def test_two_looks_are_asked_for_when_memory_grows() -> None:
 def test_the_host_memory_of_a_run_on_a_gpu_is_judged_as_well() -> None:
     samples = {n: [SampleEvent(None, {**cores(1.9, 1.9), "rss_bytes": used})] for n, used in enumerate(GROWS)}
     leak = Planted(device={"forward": 7.0, "backward": 11.5}, after=samples).named("leak")
-    assert leak.title.startswith("host memory grows by 2.0 MiB per step")
+    assert leak.title.startswith("host memory") and " 2.0 MiB per step" in leak.title
 
 
 def test_copies_of_workers_name_the_objects_of_the_dataset() -> None:
     facts = {"objects": ["lines", "list", 2_000_000, "dict"], "dataset": "Lines", "loader": ["train.py", 26]}
     memory = of_workers([(100, 1500), (250, 1350), (330, 1270), (370, 1230)])
     found = script(facts, {"workers": 2}, host=cores(1.9, 1.9), after=memory).verdict()
-    assert found.title == (
-        "private memory of 2 loader workers grows: 270 MiB more in 60 steps, copies of the dataset's Python objects"
+    assert all(
+        part in found.title for part in ("2 loader workers", "270 MiB more", "60 steps", "Python objects")
     )
     told = " ".join(item.text for item in found.evidence)
-    assert "list `Lines.lines` of 2,000,000 dict" in told and "1.2 GiB more will be copied" in told
+    assert "list `Lines.lines` of 2,000,000 dict" in told and "1.2 GiB more" in told
     assert found.changes[0].where == "train.py:26"
     # New workers of each epoch are no growth.
     again = of_workers([(20 + 10 * (n % 2), 600) for n in range(12)])
@@ -152,13 +152,13 @@ def test_what_an_evaluation_collects_in_is_named(changes: dict[str, Any], title:
     usual = {"name": "outputs", "owner": "evaluate", "bytes": 80 * MB, "length": 60, "grown": 20}
     look = within(replace(HISTORY, **{**usual, **changes}))
     found = Planted(host=cores(1.9, 1.9), after={6: [look, *evaluating(1300)]}).verdict()
-    assert found.title == f"evaluating takes up to 900 MiB more memory than training{title}"
+    assert " 900 MiB more" in found.title and found.title.endswith(f" training{title}")
     assert advice in found.changes[0].text
     told = " ".join(item.text for item in found.evidence)
     assert "at most 400 MiB in training" in told
     if title:
         assert found.changes[0].where == "train.py:31"
-        assert "grew by 8.0 MiB with each batch" in told and "1 more each batch" in told
+        assert " 8.0 MiB" in told and "1 more" in told
 
 
 def within(holder: Holder | None, **more: Any) -> HoldersEvent:
@@ -170,8 +170,8 @@ def test_an_evaluation_may_keep_graphs_outside_of_containers_and_says_nothing_of
     for gradients in (True, False):
         looks = [within(None, gradients=gradients), *evaluating(1300)]
         found = Planted(host=cores(1.9, 1.9), after={6: looks}).verdict()
-        assert found.title.endswith(", with autograd on") is gradients
-        assert found.changes[0].text.startswith("evaluate under torch.no_grad()") is gradients
+        assert found.title.endswith(" autograd on") is gradients
+        assert found.changes[0].text.startswith("evaluate under torch") is gradients
     found = run(GROWS, within(HISTORY)).verdict()
     assert found.cause == "leak" and "held by" not in found.title
     assert "evaluation-memory" not in run([400 * MB] * 12, within(HISTORY)).causes()

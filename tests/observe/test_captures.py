@@ -103,7 +103,6 @@ def _threads() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-@pytest.mark.promise
 @pytest.mark.usefixtures("_threads")
 def test_the_event_is_that_of_an_own_run_and_the_script_is_the_same(
     plain: tuple[Path, Ran, Ran], monkeypatch: pytest.MonkeyPatch

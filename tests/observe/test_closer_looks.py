@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from torch.nn import functional
 import ndd_watch.blocking
 from ndd_watch import profiler as asides
 from ndd_watch import slowing
+from ndd_watch.called import Called
 from ndd_watch.clock import CHECKPOINT, EVALUATE
 from ndd_watch.looks import Looks
 from ndd_watch.profiler import MOST_NS, Allowance, Asides, StepProfiler
@@ -472,3 +474,10 @@ def test_they_count_where_the_processor_is_slow(
     _, optimizer = trained(1e-20)
     found = denormals(LOOKS, [optimizer])
     assert found == ({"exp_avg_sq": (pytest.approx(1.0), 20.0)} if told else {})
+
+
+def test_a_call_of_a_function_in_c_that_no_line_of_the_user_makes_is_left_out() -> None:
+    code = "<method 'run_backward' of 'torch._C._EngineBase' objects>"
+    entry = SimpleNamespace(code=code, callcount=1, totaltime=1.0, inlinetime=1.0, calls=None)
+    called = Called([entry], lambda _: False, lambda _: False, {code: "backward"}, lambda _: "other", False)
+    assert called.rows(1.0, [], False, str) == []

@@ -172,7 +172,7 @@ def test_values_that_have_grown_without_a_bound_are_told_with_their_magnitude() 
 def skips(*rows: tuple[int, int]) -> tuple[int, bool, int | None]:
     """(skipped updates that count, whether a closer look is due, since when) of (skipped, made) updates in turn."""
     finite, asked = Finite(), []
-    finite.suspicious = lambda: asked.append(True)
+    finite.suspicious = lambda looks: asked.append(looks > 0)
     before, done = S[SKIPPED], 0
     for skipped, made in rows:
         for one in [True] * skipped + [False] * made:
@@ -241,6 +241,41 @@ def test_skipped_updates_are_told_with_their_first_step_and_what_was_not_finite(
     well = run(tmp_path / "well", str(script))
     assert not well.total("skipped") and not well.of("not_finite")
     assert well.of("window")[-1]["loss_scale"] < 2.0**127
+
+
+LEAVES_OUT = """
+import sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+x = torch.randn(1600, 8)
+if sys.argv[1] == "damaged":
+    x[::16, 3] = float("nan")
+model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for epoch in range(4):
+    for number, (batch,) in enumerate(DataLoader(TensorDataset(x), batch_size=8)):
+        loss = model(batch).square().mean()
+        if not torch.isfinite(loss) or (sys.argv[1] == "easy" and number % 2):
+            continue
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("kind", ["damaged", "easy"])
+def test_batches_that_a_loop_leaves_out_are_told_and_what_is_not_finite_in_them(
+    tmp_path: Path, kind: str
+) -> None:
+    (tmp_path / "train.py").write_text(LEAVES_OUT)
+    ran = run(tmp_path, str(tmp_path / "train.py"), kind, NDD_WATCH_SHARE="0")  # each step is timed by phase
+    assert ran.status == 0 and sum(window["steps"] for window in ran.of("window")) == 400
+    # Those of a closer look are not counted.
+    assert 100 <= ran.total("left_out") <= 400
+    told = [(found["what"], found["name"], found["at"]) for found in ran.of("not_finite") if "what" in found]
+    assert told == ([("input", "batch", [3])] if kind == "damaged" else [])
 
 
 FORGETS_EVAL = """

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ndd_watch import collecting, holders, profiler
-from ndd_watch.clock import CHECKPOINT, EVALUATE
+from ndd_watch.clock import CHECKPOINT, EVALUATE, now
 from ndd_watch.collecting import APART, EACH_NS, GROWN, Collecting
 from ndd_watch.holders import Holders
 from ndd_watch.looks import Looks, python_objects, variables
 from ndd_watch.mapped import in_use
 from ndd_watch.profiler import Asides
-from ndd_watch.slowing import RETAINED_STEPS, KeptGraphs, Retained
+from ndd_watch.slowing import RETAINED_STEPS, Garbage, KeptGraphs, Retained
 
 STEPS = 60
 # What is kept of steps: from the output and the loss of each.
@@ -516,3 +516,19 @@ def test_what_an_evaluation_collects_is_found_while_it_runs(tmp_path: Path, fixe
         assert (held["kind"], held["name"], held["owner"]) == ("local", "outputs", "evaluate")
         assert held["bytes"] >= 0.5 * look["grown_bytes"] > 0
     ran.assert_closed()
+
+
+def test_collections_after_the_last_step_are_none_of_the_training() -> None:
+    garbage = Garbage()
+    gc.disable()
+    try:
+        garbage.begin()
+        gc.collect()
+        gc.collect()
+        ended = now()
+        gc.collect()
+        garbage.drop_after(ended)
+        assert garbage.take()["gc_count"] == 2
+    finally:
+        garbage.end()
+        gc.enable()

@@ -101,12 +101,12 @@ def ready(
                 assert json.loads(lines.readline()) == {"rank": 0, "ranks": 1, "here": None}
                 told = [lines.readline()]
                 train = {"do": "train", "side": 0, "lead": 0, "steps": 10}
-                for command in (train, {"do": "facts"}) if told[0] else ():
+                for command in (train, {"do": "facts"}) if '"ready"' in told[0] else ():
                     lines.write(json.dumps(command) + "\n")
                     lines.flush()
                     told.append(lines.readline())
             errors = process.stderr.read()
-    return (json.loads(told[-1])["sides"][0] if told[-1] else None), errors
+    return (json.loads(told[-1])["sides"][0] if '"sides"' in told[-1] else None), errors
 
 
 @pytest.mark.long
@@ -168,6 +168,68 @@ def test_a_trial_does_not_write_into_the_original_folder(tmp_path: Path, allowed
     assert (side is not None) == allowed == (original / "weights.txt").exists()
     if not allowed:
         assert str(original / "weights.txt") in errors
+
+
+BLOCKS = """
+import random
+import sys
+
+import torch
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 256), nn.Linear(256, 64)
+        self.register_buffer("seen", torch.zeros(1))
+
+    def forward(self, x):
+        if "buffers" in sys.argv:
+            self.seen += 1
+        if "generator" in sys.argv:
+            x = x * random.random()
+        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(32, 64), *(Block() for _ in range(6)), nn.Linear(64, 1))
+optimizer = torch.optim.AdamW(model.parameters())
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(2048, 32)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("word", few(["", "buffers", "generator"], 2))
+def test_a_script_stays_within_a_memory_budget_or_the_change_is_refused(tmp_path: Path, word: str) -> None:
+    """Six blocks keep 5 MB each; a block that changes something elsewhere cannot compute again."""
+    script = "-c", BLOCKS
+    if word:
+        side, errors = ready(tmp_path, word, script=script, memory__budget="100MB")
+        why = {"buffers": "it changes its buffers", "generator": "it draws from Python's random generator"}
+        assert side is None and f": {why[word]}" in errors and "cannot be made" in errors
+        return
+    plain, errors = ready(tmp_path, script=script, memory__budget="9GB")
+    assert plain is not None, errors
+    assert plain["settings"]["memory.budget"][1:3] == ["no block", True]
+    most = used_mb(plain)
+    side, errors = ready(tmp_path, script=script, memory__budget=f"{most - 12:.0f}MB")
+    assert side is not None, errors
+    _, levels, in_effect, _ = side["settings"]["memory.budget"]
+    assert in_effect and len(levels.split(", ")) > 1
+    assert most - 30 < used_mb(side) <= most - 12
+    # The training is the same, to the bit.
+    losses = [dict(zip(one["loss_steps"], one["losses"], strict=True)) for one in (plain, side)]
+    assert len(losses[0].keys() & losses[1].keys()) > 3
+    assert all(losses[1][step] == loss for step, loss in losses[0].items() if step in losses[1])
+
+
+def used_mb(side: dict[str, Any]) -> float:
+    """The most that is in use in a step, in MB."""
+    return float(side["settings"]["memory.budget"][3].split()[2])
 
 
 def test_every_change_of_a_script_is_read_back() -> None:

@@ -37,15 +37,23 @@ def reason(job: RanksJob) -> str:
     return str(job.end()["reason"])
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(name, marks=() if name == "kills" else pytest.mark.slow) for name in faults.CASES]
-)
+# Cases of qa/ranks/faults.py; of some, `make test-all` runs one kind of their table.
+CASES = [
+    ("kills", "", ""), ("requests", "", ""), ("launcher", "", ""), ("hangs", "HANG_KINDS", "sleep"),
+    ("stops", "STOP_WAYS", "SIGTERM to rank 1"), *((name, "", "") for name in ("hangs", "stops", "leaves")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("case", "table", "kind"), few(CASES, 5))
 @pytest.mark.budget(60)
 def test_ranks_act_alike_after_requests_signals_kills_and_hangs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, table: str, kind: str
 ) -> None:
     """What qa/ranks/faults.py does many times, here once or a few times, and however long it takes."""
-    monkeypatch.setattr(faults, "KILLS", (1, 1))
+    for repeats in ("REQUESTS", "KILLS"):
+        monkeypatch.setattr(faults, repeats, (1, 1))
+    if table:
+        monkeypatch.setattr(faults, table, {kind: getattr(faults, table)[kind]})
     random.seed(7)
     for found in faults.CASES[case](tmp_path, Options("quick")):
         wrong = [text for text in found.wrong if not text.startswith("took ")]

@@ -16,16 +16,17 @@ from torch import Tensor, nn
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import ConfigError, UsageError
+from ndd_engine.predict.absent import ShapeTracer
 from ndd_engine.predict.budget import BudgetPlanner
 from ndd_engine.predict.estimate import HOST_GRANULE, ONE
 from ndd_engine.predict.step_probes import Prober
-from ndd_engine.predict.windows import Option, Windows, WindowTable
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.train.rehearsal import rehearse
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.factory_data import prepare
 from ndd_watch import recompute
+from ndd_watch.windows import Option, Windows, WindowTable
 
 CPU = torch.device("cpu")
 FACTORY = '''
@@ -132,6 +133,25 @@ def test_a_plan_stays_within_its_budget(deep: str) -> None:
     assert planner.plan(most).levels == {}
     impossible = planner.plan(least // 4)
     assert impossible.memory is None and least // 4 < impossible.peak_bytes < 1.1 * least
+
+
+@pytest.mark.long
+def test_a_gpu_that_is_not_there_gets_the_fewest_blocks_that_compute_again(
+    deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Normalisation without a momentum reads a number, which shapes do not have.
+    (tmp_path / "shaped.py").write_text(FACTORY.replace(", momentum=None", ""))
+    config, workload = made("shaped:factory")
+    monkeypatch.delitem(sys.modules, "shaped")
+    tracer = ShapeTracer(config.changed(batch={"micro": 65_536}), workload, lambda _: None)
+    most = tracer.memory("shapes").peak(65_536)
+    every = {f"blocks.{place}": recompute.ALL for place in range(5)}
+    least = tracer.recomputed(every).memory("shapes").peak(65_536)
+    found = tracer.within((most + least) // 2, 0, "shapes")
+    assert found is not None
+    _, needs, count, blocks = found
+    assert 0 < count < blocks and needs.peak(65_536) <= (most + least) // 2
+    assert tracer.within(least // 2, 0, "shapes") is None
 
 
 class Drawing(nn.Module):

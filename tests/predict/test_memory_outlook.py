@@ -309,15 +309,6 @@ def test_a_rank_of_ddp_needs_buckets_and_one_of_fsdp2_a_share() -> None:
     assert not dist.is_initialized()
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_on_the_cpu_the_copies_of_gloo_are_part_of_an_exchange() -> None:
-    gpu, host = (
-        predicted("parallel.ranks=2", "parallel.strategy=fsdp2", device=kind) for kind in ("cuda", "cpu")
-    )
-    assert len(host.sizes()) > len(gpu.sizes())
-
-
 @pytest.mark.long
 @pytest.mark.parametrize("compress", [pytest.param("off", marks=pytest.mark.slow), "fp16"])
 def test_the_stand_in_for_fake_tensors_allocates_what_ddp_does(compress: str) -> None:

@@ -37,7 +37,6 @@ from ndd_engine.predict.step_probes import (
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.factory_data import prepare
-from ndd_engine.workloads.finetune import Examples
 
 CPU = torch.device("cpu")
 
@@ -161,18 +160,6 @@ class Clock:
         self._patch.setattr(owner, name, slow)
 
 
-@pytest.mark.slow
-def test_items_cached_by_the_loader_are_timed_as_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    sets = ("workload.size=tiny", "workload.examples=20", "workload.document_chars=3000")
-    made_here = [prober("finetune", *sets, f"loader.cache={keeps}") for keeps in ("false", "true")]
-    clock = Clock(monkeypatch)
-    clock.takes(Stepper, "forward_backward", lambda *_: 0.01)
-    clock.takes(Examples, "__getitem__", lambda _: 0.001)
-    plain, kept = (probe.time([4], 5.0, lambda _: True).points[0] for probe in made_here)
-    assert plain.data_s == pytest.approx(0.004)
-    assert kept.data_s < 0.001  # only the first access
-
-
 @pytest.mark.parametrize(
     ("items", "found"),
     [
@@ -198,15 +185,6 @@ def test_a_single_size_is_used_for_all_sizes() -> None:
 def test_a_disagreeing_allocator_is_reported(replayed: int, words: str) -> None:
     found = disagreement(replayed, 1000)
     assert (words in found) if words else found == ""
-
-
-@pytest.mark.slow
-def test_an_incomplete_search_for_the_longest_items_lowers_confidence(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("ndd_engine.predict.step_probes.LOOK_S", 0.0)
-    memory = prober("summarise", "workload.size=tiny", "workload.pairs=400").memory(0)
-    assert not memory.reliable and "were checked" in memory.why_not
 
 
 @pytest.mark.slow
@@ -237,16 +215,6 @@ def test_a_step_leaves_the_optimizer_state_allocated() -> None:
     left = probe.trace(4).until(ONE).left()
     order = 8 * len(probe.workload.train_data)  # the epoch's permutation
     assert moments <= left <= 1.1 * moments + order + 8192
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_accumulation_keeps_the_gradients_allocated() -> None:
-    memory = prober("eeg", "workload.hidden=[512, 256]").memory(outside_bytes=100 * MIB)
-    assert memory.reliable
-    assert memory.peak(64, 4) >= memory.peak(64, 1) > 100 * MIB
-    assert memory.peak(64, 2) == memory.peak(64, 8)
-    assert memory.peak(256) > memory.peak(64)
 
 
 def test_compiled_code_has_a_caveat() -> None:
@@ -338,17 +306,6 @@ def test_the_optimizer_implementation_is_that_of_the_run() -> None:
     default = labels()
     assert default == labels("optimizer.implementation=fused")
     assert labels("optimizer.implementation=foreach").total() > default.total()
-
-
-@pytest.mark.slow
-@pytest.mark.long
-@pytest.mark.parametrize("kind", ["lstm", "gru"])
-def test_a_recurrent_layer_is_one_call(kind: str) -> None:
-    def operations(length: int) -> int:
-        config, found = made("eeg", f"workload.size={kind}", f"batch.sequence={length}")
-        return len(traced(config, found, next(endless(found, config, 2))).micro)
-
-    assert operations(96) == operations(192)
 
 
 def test_the_cuda_context_counts_in_every_prediction_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -259,7 +259,7 @@ def test_a_capture_and_a_setting_are_told_with_their_figures() -> None:
     idle = {WAITING: 496, "other": 4}
     event = KernelsEvent("operators", 14, 3, 1000, 500, 0, idle, 40, [["aten::mm", 300, 6]], "t.json")
     text = capture_text(event)
-    assert all(part in text for part in ("3 steps", "50%", "aten::mm 30%", "t.json"))
+    assert all(part in text for part in ("3 steps", "50 %", "aten::mm 30 %", "t.json"))
     text = setting_text(setting("loader.workers", False, applied="0", verified="no fork here"))
     assert all(part in text for part in ("loader.workers", " = 4", "applied as 0", "no fork here"))
     assert "applied" not in setting_text(setting("loader.workers"))

@@ -175,7 +175,7 @@ def test_a_wait_ends_when_its_call_returns(tmp_path: Path) -> None:
     made.kernel(900, 2)
     use = examine(made.write(tmp_path))
     assert shares(use)["other"] > 99 and causes(use) == ["gpu-idle"]
-    assert 'in the range "build the index"' in found_in(use)[0].title
+    assert '"build the index"' in found_in(use)[0].title
     # Its twin waits as long as the GPU computes, and the model follows: the wait is the cause.
     made = Made()
     for step in range(8):
@@ -189,7 +189,7 @@ def test_a_wait_ends_when_its_call_returns(tmp_path: Path) -> None:
     assert found.keys() == {"sync", "launch-bound"}
     # It waits for 31 of 100 ms and could launch that much earlier.
     assert found["sync"].share == pytest.approx(0.32, abs=0.03)
-    assert "launch gaps right after them" in found["sync"].evidence[0].text
+    assert "launch gaps" in found["sync"].evidence[0].text
 
 
 def test_a_pageable_upload_is_synchronising_until_it_returns(tmp_path: Path, vendor: str) -> None:
@@ -266,7 +266,7 @@ def test_an_idle_gpu_without_operators_of_the_host_is_never_healthy(tmp_path: Pa
     for place in range(6):
         made.kernel(3 * place, 0.02)
     (found,) = found_in(examine(made.write(tmp_path)))
-    assert found.cause == "gpu-idle" and "does not show why" in found.title
+    assert found.cause == "gpu-idle" and "not show" in found.title
     assert "ProfilerActivity.CPU" in found.changes[0].text
 
 
@@ -291,7 +291,7 @@ def test_figures_per_step_are_those_of_the_steps_of_the_trace(tmp_path: Path) ->
         made.host("aten::conv2d", 40 * step + 15, 24)
         made.kernel(40 * step + 15.1, 24.9)
     (found,) = found_in(examine(made.write(tmp_path), whole=True))
-    assert found.evidence[0].text == "waiting for data takes 15 ms of each step (37 %)"
+    assert " 15 ms " in found.evidence[0].text and "(37 %)" in found.evidence[0].text
     made = Made()
     for update in range(3):
         made.host("aten::linear", 60 * update, 40)
@@ -303,7 +303,7 @@ def test_figures_per_step_are_those_of_the_steps_of_the_trace(tmp_path: Path) ->
     made.kernel(179, 1)
     use = examine(made.write(tmp_path))
     assert len(use.steps) == 3
-    assert any("forward and backward take 50 ms per step" in item.text for item in found_in(use)[0].evidence)
+    assert any(" 50 ms per step" in item.text for item in found_in(use)[0].evidence)
 
 
 def counters(made: Made) -> None:
@@ -400,9 +400,9 @@ def test_the_report_of_traces_says_what_they_have_and_nothing_of_a_run(
     text = re.sub(r"<(style|script).*?</\1>|<[^>]+>", " ", page.read_text(), flags=re.DOTALL)
     text = re.sub(r"\s+", " ", text)
     assert "started 2020-09-13 12:26:45 UTC" in text  # the first of the whole steps, 5.05 s after the base
-    assert "ndd-console try" not in text and "there is no such workload" not in text
+    assert "ndd-console try" not in text and "such workload" not in text
     assert str(tmp_path / "rank0.json") in text or str(tmp_path / "rank1.json") in text
-    assert "exposed" in text and "other operators of the main thread" in text
+    assert "exposed" in text and "main thread" in text
     assert not any(word in text for word in ("Learning", "Settings", "Events", "loss"))
     steps = text.split("Steps step time")[1]
     assert [steps.count(f" {number} 50 ms") for number in (1, 2, 3, 4)] == [1, 1, 1, 0]

@@ -12,11 +12,11 @@ import pytest
 from qa.ranks.simulated import Planted, beside
 
 from ndd_console.render import html, text
-from ndd_console.report import sections
 from ndd_console.report.model import load
 from ndd_console.report.sections import page
 from ndd_console.view.rows import cells
 from ndd_console.words.blocks import Curves, Stack, Table
+from ndd_console.words.settings import differences
 from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import (
     Change,
@@ -47,7 +47,7 @@ PARTS = (
 # time and settings.
 SHOWN = (
     "width 384", "torch 2.6.0", "all 4320 steps are done", "run.seed", "1337", "waiting for data",
-    "data_wait", "p95", "segments/s", "TFLOP", "GiB", "loader.workers=4", "2.11x (2.02 to 2.20)", "2.1 GiB → 2.4 GiB",
+    "data_wait", "p95", "segments/s", "TFLOP", "GiB", "loader.workers=4", "2.11x (2.02 to 2.20)", "2.1 GiB", "2.4 GiB",
     "out of memory", "20 steps, bit for bit", "2 losses were not finite", "collections take 2 %", "cleared",
     "✖ not in effect", "the mask needs another back end", "longest pause was 41 ms",
 )  # fmt: skip
@@ -333,7 +333,7 @@ def test_a_live_run_is_live_and_one_that_died_is_lost(tmp_path: Path) -> None:
 def test_your_own_workload_is_compared_with_the_defaults_and_its_own_length() -> None:
     config = {"run": {"epochs": 2}, "loader": {"workers": 1}}
     run = run_event(workload="denoise:factory", config=config)
-    found = sections.differences(run)
+    found = differences(run)
     assert isinstance(found, Table) and found.rows == (("loader.workers", "1", "0"),)
 
 
@@ -407,7 +407,7 @@ def recorded(folder: Path, planted: Planted, name: str = "one", compared: bool =
 def test_a_late_rank_is_in_the_report(tmp_path: Path) -> None:
     planted = Planted(8, late=(5,), late_ms=20.0, phase="backward", places=("model.py:9 forward",), on_host=4)
     report, document, words = pages(recorded(tmp_path, planted))
-    assert report.findings[0].cause == "straggler"
+    assert report.diagnosis.findings[0].cause == "straggler"
     for shown in (document, words):
         assert "Stragglers" in shown and "node1" in shown and "model.py:9 forward" in shown
     body = report.to_json()["ranks"]

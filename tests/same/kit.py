@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,19 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 nn = torch.nn
 mse = torch.nn.functional.mse_loss
+
+
+class SGD(torch.optim.SGD):
+    """That of torch without its wrappers for torch.compile, whose import takes longer than the rest of a case.
+
+    Cases that make optimizers of torch themselves have the wrappers.
+    """
+
+    state_dict, load_state_dict, zero_grad, add_param_group = (
+        inspect.unwrap(getattr(torch.optim.SGD, name))
+        for name in ("state_dict", "load_state_dict", "zero_grad", "add_param_group")
+    )
+    step = torch.no_grad()(inspect.unwrap(torch.optim.SGD.step))
 
 
 def net(wide: int = 16, deep: int = 1) -> Any:
@@ -26,7 +40,7 @@ def make(seed: int = 0, lr: float = 0.05) -> tuple[Any, Any]:
     """A model and its optimizer; both are the same for the same seed."""
     torch.manual_seed(seed)
     model = net()
-    return model, torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    return model, SGD(model.parameters(), lr=lr, momentum=0.9)
 
 
 def batch(size: int = 16) -> tuple[Any, Any]:

@@ -232,7 +232,7 @@ def test_a_folder_that_the_shell_reached_by_a_link_is_known_by_that_name(beside:
 
 def test_everything_that_a_copy_does_not_contain_is_named() -> None:
     seen = {"places": ["/data/x"], "hosts": ["example.org:80"], "programs": ["sh -c date"]}
-    with pytest.raises(UsageError, match=r"writes to /data/x and connects to .*:80 and starts .* sh -c date"):
+    with pytest.raises(UsageError, match=r"/data/x and .*:80 and .* sh -c date"):
         check_contained({"script": {"outside": seen}})
     for kind in seen:
         with pytest.raises(UsageError, match="--allow-side-effects"):
@@ -242,7 +242,7 @@ def test_everything_that_a_copy_does_not_contain_is_named() -> None:
 
 @pytest.mark.parametrize("text", ["python", "python -", "python3 -u -", "python -X dev", "python - 7"])
 def test_a_script_from_standard_input_cannot_be_started_again(text: str) -> None:
-    with pytest.raises(UsageError, match="read from standard input"):
+    with pytest.raises(UsageError, match="standard input"):
         command(text).check_repeatable()
     for other in ("python train.py -", "python -u a.py", "python -m fit", "python -c pass", "bash a.sh"):
         command(other).check_repeatable()

@@ -156,16 +156,6 @@ def test_a_signal_reaches_a_paused_script_at_once(tmp_path: Path, number: signal
     assert process.returncode == (3 if number == signal.SIGINT else 128 + number)
 
 
-@pytest.mark.slow
-def test_a_paused_script_is_stopped(tmp_path: Path) -> None:
-    directory = written(tmp_path)
-    with start(tmp_path, "run", "--run", "it", "--", sys.executable, "train.py") as process:
-        paused(tmp_path, directory)
-        send(directory.control_socket, "stop")
-        process.wait(LIMIT_S)
-    assert process.returncode == 3 and events(tmp_path, "it")[-1].status == "stopped"
-
-
 @pytest.mark.long
 def test_a_script_goes_on_when_its_console_is_gone(tmp_path: Path) -> None:
     """It observes itself, so that it does not end with the console."""

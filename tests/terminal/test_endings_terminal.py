@@ -14,9 +14,6 @@ from pathlib import Path
 import ptyprocess
 import pytest
 
-from ndd_engine.record.file import load_state
-from ndd_engine.record.rundir import RunDir
-from tests.cli.program import capture_fails
 from tests.tiers import few
 from tests.trial.written_runs import steady, windows, write_run
 from tests.waiting import LIMIT_S
@@ -93,22 +90,6 @@ def test_training_that_exits_its_process(tmp_path: Path, ending: str, status: in
         assert terminal.echoes()
         assert terminal.raw.rindex(b"\x1b[?1049l") > terminal.raw.rindex(b"\x1b[?1049h")
         assert words in terminal.words and "--resume" in terminal.words
-
-
-@pytest.mark.slow
-def test_a_run_whose_capture_fails_goes_on_with_a_screen(tmp_path: Path) -> None:
-    command = capture_fails(tmp_path)
-    path = os.pathsep.join((str(tmp_path), os.environ.get("PYTHONPATH", "")))
-    before = Path.cwd()
-    os.chdir(tmp_path)  # the workload remembers there that it has failed
-    try:
-        with Terminal(*command, runs=tmp_path / "runs", columns=120, PYTHONPATH=path) as terminal:
-            terminal.until("done")
-            assert load_state(RunDir(tmp_path / "runs" / "one")).step == 30
-            terminal.press("q")
-            assert terminal.wait() == 0 and terminal.echoes()
-    finally:
-        os.chdir(before)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")

@@ -89,15 +89,6 @@ def test_the_screen_of_tuning_stops_and_leaves_the_table(tmp_path: Path) -> None
     assert read(output).resolve().workload.name == "eeg"
 
 
-@pytest.mark.slow
-def test_an_unknown_setting_is_reported_without_a_screen_left_behind(tmp_path: Path) -> None:
-    with Terminal("tune", "--only", "workers-99", runs=tmp_path / "runs", columns=100) as terminal:
-        terminal.until("workers-99")
-        terminal.press("q")
-        assert terminal.wait() == 2
-        assert terminal.echoes() and "workers-99" in terminal.words
-
-
 # Ranks
 
 

@@ -130,7 +130,7 @@ def test_a_compiler_that_fails_costs_the_compilation_only(
     result = trainer.train(*trainer.ndd, *EVERY_STEP, "run.max_steps=5", "speed.compile=max-autotune")
     found = result.settings["speed.compile"]
     assert (found.requested, found.applied, found.in_effect) == ("max-autotune", "off", False)
-    assert "no working C++" in found.verified and "more" not in found.verified
+    assert "C++" in found.verified and "more" not in found.verified
     assert result.losses == plain.losses
 
 

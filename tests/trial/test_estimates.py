@@ -425,6 +425,6 @@ def test_a_ratio_under_load_is_told_to_be_one(device: str, told: bool) -> None:
     """Threads wait for each other there: bf16 was 1.3 times as fast with two threads, and 0.94 times with one."""
     request, found = TrialRequest(Base("it"), ("precision.amp=bf16",)), Estimate(1.55, 1.06, 2.23, 4, 0, 3.0)
     event = result(request, "faster", "", found, (facts(), facts(device=device)), [], 20.0, load=BUSY)
-    assert (event.load == BUSY) is told and (f"{BUSY}, and on a free machine" in event.text) is told
+    assert (event.load == BUSY) is told and (BUSY in event.text) is told
     nothing = result(request, "failed", "no", None, (facts(), facts()), [], 20.0, load=BUSY)
     assert BUSY not in nothing.text

@@ -10,7 +10,7 @@ import pytest
 from measured import Bench, machine, trial
 
 from ndd_console.render.text import lines
-from ndd_console.words.trial import scaling_blocks
+from ndd_console.words.scaling import scaling_blocks
 from ndd_engine.config import Config, read
 from ndd_engine.errors import ConfigError, UsageError
 from ndd_engine.hardware.gpus import Gpu, Machine

@@ -20,9 +20,10 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from tests.cli.program import call
 from tests.tiers import few
 from tests.waiting import LIMIT_S, lives, until
-from trial_help import descendants, measured, planted
+from trial_help import descendants, measured, planted, with_lengths
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import UsageError
@@ -220,39 +221,30 @@ def test_each_side_warms_up_with_its_own_tf32(tmp_path: Path, monkeypatch: pytes
 # Several ranks.
 
 
-def shared(folder: Path, fault: str = "", ranks: int = 2, micro: int = 8) -> Base:
-    base = planted(folder, count=4096, fault=fault)
-    return replace(base, sets=(*base.sets, f"parallel.ranks={ranks}", f"batch.micro={micro}"))
+def shared(folder: Path) -> Base:
+    base = planted(folder, count=4096)
+    return replace(base, sets=(*base.sets, "parallel.ranks=2", "batch.micro=8"))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_a_setting_of_the_exchange_is_measured_with_all_ranks(tmp_path: Path) -> None:
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.budget(60)
+def test_a_setting_of_the_exchange_is_measured_with_all_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_lengths(monkeypatch, 1.0, 1.25)
     event = measured(shared(tmp_path), "parallel.bucket_mb=100")
     assert event.ratio is not None and event.pairs >= 1, event.text
     for side in (event.base, event.change):
         assert side["ranks"] == 2 and len(side["rank_peaks"]) == 2
-        assert side["items_per_step"] == 16 and len(side["losses"]) == 10
+        assert side["items_per_step"] == 16 and len(side["losses"]) >= 2
         assert side["parts_ns"]["exchange"] > 0 and side["parts_ns"]["forward"] > 0
     assert event.loss in ("same", "close"), event.loss_text
     assert event.in_effect is not False
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_one_rank_is_compared_with_two_on_the_same_items(tmp_path: Path) -> None:
-    base = shared(tmp_path, "late", ranks=1, micro=16)
-    event = measured(base, "parallel.ranks=2", "batch.micro=8")
-    # The planted sleep is on the second rank only.
-    assert event.verdict == "slower", event.text
-    assert event.base["ranks"] == 1 and event.change["ranks"] == 2
-    assert event.base["parts_ns"].keys().isdisjoint({"exchange", "skew"})
-    # Of 20 ms each rank waits half on average.
-    assert event.change["parts_ns"]["skew"] > 5e6
-
-
 @pytest.mark.long
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     ("fault", "verdict"),
     few([("huge", "out of memory"), ("broken", "failed"), ("killed", "out of memory")], 1),
@@ -263,22 +255,14 @@ def test_the_rank_that_fails_is_named(tmp_path: Path, fault: str, verdict: str) 
     assert (event.verdict, "rank 1: " in event.text) == (verdict, True), event.text
 
 
-def scaling(folder: Path, *arguments: str) -> subprocess.Popen[str]:
-    planted(folder)
-    words = ("--runs", str(folder / "runs"), "scaling", "planted.toml", "--ranks", "1,2", *arguments)
-    return subprocess.Popen(
-        [sys.executable, "-m", "ndd_console", *words], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        text=True, start_new_session=True,
-    )  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.budget(60)
 def test_two_ranks_against_one_on_the_command_line(tmp_path: Path) -> None:
-    process = scaling(tmp_path, "--budget", "120", "--json")
-    out, err = process.communicate(timeout=300)
-    assert process.returncode == 0, err
-    found = json.loads(out)
+    planted(tmp_path)
+    done = call("scaling", "planted.toml", "--ranks", "1,2", "--budget", "120", "--json", folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
     first, second = found["rows"]
     assert found["scaling"] == "weak" and first["effective_batch"] * 2 == second["effective_batch"] == 8
     assert 0 < second["efficiency_low"] <= second["efficiency"] <= second["efficiency_high"]
@@ -286,11 +270,17 @@ def test_two_ranks_against_one_on_the_command_line(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-@pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+@pytest.mark.budget(30)
+@pytest.mark.parametrize("number", few([signal.SIGINT, signal.SIGKILL], 1))
 def test_ctrl_c_and_kill_of_scaling_leave_no_rank(tmp_path: Path, number: signal.Signals) -> None:
-    process = scaling(tmp_path, "--budget", "300")
+    planted(tmp_path)
+    words = ["-m", "ndd_console", "scaling", "planted.toml", "--ranks", "1,2", "--budget", "300"]
+    process = subprocess.Popen(
+        [sys.executable, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
     assert process.stderr is not None
     next(line for line in process.stderr if "measuring" in line and "ABBA" in line)
     ranks = psutil.Process(process.pid).children(recursive=True)

@@ -156,7 +156,7 @@ def test_workers_never_outnumber_the_cores_and_end_when_two_did_not_help() -> No
     tried = [item.candidate.name for item in state.rows if item.candidate.group == "workers"]
     assert tried == ["workers-1", "workers-2"]
     state = tune(bench, machine=machine(cores=16))
-    assert is_so(state, "workers-2", "dropped") and is_so(state, "workers-4", "skipped", "did not help")
+    assert is_so(state, "workers-2", "dropped") and is_so(state, "workers-4", "skipped", "not help")
     found = tune(Bench({"loader.workers=2": trial(), "loader.workers=4": trial()}), machine=machine(cores=16))
     assert is_so(found, "workers-4", "kept") and is_so(found, "workers-8", "dropped")
 
@@ -357,14 +357,14 @@ def test_what_was_not_confirmed_is_not_in_the_result(failed: bool) -> None:
     state = tune(Bench(results, after), stop=stop)
     assert state.stopped and kept(state) == ["gather"]
     assert is_so(state, "threads-1", "skipped", "not confirmed")
-    assert "kept by tune: 3.00x" in state.toml and state.toml.count("kept by tune") == 1
+    assert state.toml.count(": 3.00x") == 1
 
 
 def test_a_change_of_the_arithmetic_is_not_kept_without_its_losses() -> None:
     unknown = {"loss": "not comparable", "loss_text": "no loss was recorded"}
     results = {item: trial(sets=[item], **unknown) for item in ("loader.fetch=auto", "run.threads=1")}
     state = tune(Bench(results))
-    assert kept(state) == ["gather"] and is_so(state, "threads-1", "dropped", "no loss was recorded")
+    assert kept(state) == ["gather"] and is_so(state, "threads-1", "dropped", "no loss")
     # Nor one of which nothing is known.
     assert needs_losses(["loader.fetch", "workload.mine"]) and not needs_losses(["loader.fetch"])
 
@@ -501,7 +501,7 @@ def test_an_edit_that_has_not_trained_is_described(tmp_path: Path) -> None:
     state, edit = tuned(tmp_path, Bench({"loader.workers=2": refused, "all": refused}))
     assert state.sets == ("loader.workers=2",)
     assert edit is not None and edit.path is None and not edit.diff
-    assert "num_workers=2" in edit.advice[0] and "does not train" in edit.advice[-1]
+    assert "num_workers=2" in edit.advice[0] and "not train" in edit.advice[-1]
 
 
 @pytest.mark.parametrize("dies", [False, True])
@@ -524,9 +524,9 @@ def test_each_result_is_recorded_as_it_comes(
     asked: Any = SimpleNamespace(budget=9.0, only=(), allow_side_effects=False, as_json=False)
     if dies:
         with pytest.raises(RuntimeError):
-            cli.tune_script_run(asked, directory)
+            cli.tune_script_run(asked, directory, lambda _: None)
     else:
-        assert cli.tune_script_run(asked, directory) == 0
+        assert cli.tune_script_run(asked, directory, lambda _: None) == 0
         assert "num_workers=2" in capsys.readouterr().out
     assert [event.sets for event in recorded] == [list(request.sets) for request in bench.requests]
     assert len(recorded) == 2 if dies else len(recorded) > 2

@@ -62,8 +62,6 @@ class Net(nn.Module):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.fault == "broken":
                 raise ValueError("this model is broken")
-            if self.fault == "late" and ranks:
-                time.sleep(0.02)
         return self.layer(x)
 
 def loss(output, batch):

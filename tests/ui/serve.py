@@ -18,7 +18,7 @@ from ndd_console.jobs.folder import StartRow
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.pages import LoadedPage
 from ndd_console.view.style import PLAIN, Look
-from ndd_console.words.diagnosis import Rules
+from ndd_console.words.finding import Rules
 from ndd_engine.config.loading import meant
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.record.event import MeasuredChange
@@ -100,7 +100,8 @@ def diagnosed(job: FakeJob | None = None) -> Make:
 
 
 def ranks(world: int) -> Make:
-    return run(planted_snapshot(world), rules=diagnose)
+    """A run with so many ranks, which are simulated when it is opened: that takes a second."""
+    return lambda look: run(planted_snapshot(world), rules=diagnose)(look)
 
 
 def home(look: Look) -> ConsoleApp:

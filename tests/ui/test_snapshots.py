@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from functools import partial
 from typing import Any
 
 import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input
 
 from ndd_console.view.style import PLAIN, Look
 
@@ -27,7 +28,14 @@ def _one_time_zone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def picture(snap_compare: Any, name: str, size: tuple[int, int], look: Look) -> bool:
     scene = SCREENS[name]
-    same: bool = snap_compare(scene.app(look), terminal_size=size, run_before=partial(press, keys=scene.keys))
+
+    async def reach(pilot: Pilot[Any]) -> None:
+        await press(pilot, scene.keys)
+        for field in pilot.app.screen.query(Input):
+            field.cursor_blink = False  # on a busy machine the picture comes when the cursor is off
+        await pilot.pause()
+
+    same: bool = snap_compare(scene.app(look), terminal_size=size, run_before=reach)
     return same
 
 

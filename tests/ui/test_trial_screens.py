@@ -43,9 +43,9 @@ async def look(pilot: Pilot[Any]) -> str:
     return " ".join(text_of(pilot.app).split())
 
 
-def unclear(verdict: str, text: str, **changes: Any) -> Any:
+def unclear(verdict: str, reason: str, **changes: Any) -> Any:
     """The result of a trial without a ratio."""
-    return trial_event(verdict, ratio=None, low=None, high=None, text=text, **changes)
+    return trial_event(verdict, ratio=None, low=None, high=None, reason=reason, **changes)
 
 
 async def finish(pilot: Pilot[Any], trials: FakeTrials, result: Any) -> str:
@@ -71,7 +71,7 @@ async def test_the_finding_leads_to_a_trial_and_back() -> None:
             text = await look(pilot)
             assert all(part in text for part in (shown, "1.40x (1.20 to", "├", "●")) and "70" not in text
         text = await finish(pilot, trials, trial_event())
-        for part in ("1.42x (1.35 to 1.49)", "20 steps", "54.6 ms", "24 of 60 s", "w write"):
+        for part in ("1.42x (95 % CI 1.35 to 1.49)", "20 steps", "54.6 ms", "24 of 60 s", "w write"):
             assert part in text, part
         await press(pilot, "w")
         assert "charlm-001-changed.toml" in text_of(app) and "w write" not in text_of(app)
@@ -178,11 +178,11 @@ async def test_a_trial_that_fails_or_cannot_begin_says_why() -> None:
 
 async def test_an_inconclusive_result_can_be_measured_again_for_longer() -> None:
     trials = FakeTrials()
-    text = "inconclusive: setup took more than 60 s; raise --budget above 60; losses close"
+    reason = "setup took more than 60 s; raise --budget above 60"
     async with running(FakeSource(tries=trials)) as (_, pilot):
         await press(pilot, "t", "enter")
         for hint in ("up to 120 s", "up to 300 s", ""):
-            shown = await finish(pilot, trials, unclear("inconclusive", text))
+            shown = await finish(pilot, trials, unclear("inconclusive", reason))
             assert "--budget" not in shown and "w write" not in shown and hint in shown
             assert ("press m" in shown) == bool(hint)
             await press(pilot, "m")

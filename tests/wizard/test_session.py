@@ -40,15 +40,6 @@ def test_stopping_ends_probing() -> None:
         propose(Answers(workload="chartext", sets=SMALL), tell, stop)
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_stopping_between_two_models_keeps_the_first() -> None:
-    stop = threading.Event()
-    answers = Answers(workload="eeg", sets=("workload.hidden=[8]", *NDD), min_sequence=4)
-    proposed = propose(answers, tell, stop, lambda now: stop.set() if now.rows else None)
-    assert {one.model.sequence for one in proposed.rows} == {8}
-
-
 DIES = """
 import os, signal
 import torch
@@ -106,6 +97,9 @@ def test_the_memory_is_that_of_the_configured_device(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("ndd_engine.wizard.planner.free_memory", lambda: 3 << 30)
     answers = Answers(workload="chartext", sets=SMALL)
     assert prepared(monkeypatch, answers, free_bytes=80 << 30).free_bytes == pytest.approx(0.92 * (3 << 30))
+    # Of a budget nothing is kept free.
+    limited = replace(answers, budget_memory="2 GiB")
+    assert prepared(monkeypatch, limited, free_bytes=80 << 30).free_bytes == 2 << 30
     # NVML may not list a GPU, nor report its memory: the process of the probes asks CUDA.
     gpu = {"device": "cuda:0", "device_name": "GRID vGPU"}
     answers = Answers(workload="chartext", sets=("workload.size=tiny", "run.device=auto"))

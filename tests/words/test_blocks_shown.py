@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ndd_console.render.rows import block_rows
 from ndd_console.render.text import lines
-from ndd_console.view.rows import cells, width_of
+from ndd_console.view.rows import cells, short_places, width_of
 from ndd_console.words.blocks import COMMAND, Bars, Block, Curves, NamedValues, Table, Text, Time, Verdict
 from ndd_console.words.comparison import two_compared
 from ndd_console.words.trace import memory_blocks
@@ -32,7 +32,7 @@ def tables(draws: st.DrawFn) -> Table:
     wide = draws(st.integers(-1, count - 1))
     return Table(
         draws(WORDS), draws(row), tuple(draws(st.lists(row, max_size=4))), right, draws(WORDS), wide,
-        draws(st.booleans()), draws(st.frozensets(st.integers(0, 3))),
+        draws(st.frozensets(st.integers(0, 3))),
     )  # fmt: skip
 
 
@@ -73,16 +73,28 @@ def plain(block: Block, width: int) -> list[str]:
 
 PATHS = Table(
     "", ("share", "function", "called by"), (("58 %", "/home/me/project/clips.py:41 in load", "Clips.__getitem__"),),
-    frozenset({0}), wide=1, paths=True,
+    frozenset({0}), wide=1,
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("width", "end"),
-    [(80, "clips.py:41 in load  Clips.__getitem__"), (50, "clips.py:41 in load"), (28, "41 in load")],
-)
-def test_a_path_keeps_its_end_longer_than_the_columns_after_it(width: int, end: str) -> None:
+    [
+        (80, "/home/me/project/clips.py:41 in load  Clips.__getitem__"), (35, "/…/project/clips.py:41 in load"),
+        (28, "…/clips.py:41 in load"),
+    ],
+)  # fmt: skip
+def test_a_place_keeps_its_file_its_line_and_its_function_longer_than_the_columns_after_it(
+    width: int, end: str
+) -> None:
     assert plain(PATHS, width)[-1].endswith(end)
+
+
+@pytest.mark.parametrize("text", ["waits in {}net/layers/clips.py:41 in load", "({}x.py:3)", "{}no place"])
+def test_a_place_with_many_folders_is_shortened_at_once(text: str) -> None:
+    shown = short_places(text.format("a/" * 50_000), 40)
+    assert cells(shown) <= 40 or "no place" in shown
+    assert shown.endswith(text.rpartition("/")[2].rpartition("}")[2])
 
 
 def test_a_long_text_stands_below_the_other_columns_where_there_is_little_room() -> None:

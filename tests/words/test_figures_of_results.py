@@ -25,15 +25,8 @@ from ndd_console.screens.wizard import BY_SPEED, proposal_table
 from ndd_console.view.blocks import panel, progress
 from ndd_console.words.blocks import Intervals, Table
 from ndd_console.words.comparison import several_compared, two_compared
-from ndd_console.words.run import (
-    late_text,
-    late_words,
-    phases_table,
-    rank_rows,
-    ranks_facts,
-    slowest,
-    summary,
-)
+from ndd_console.words.ranks import late_text, late_words, phases_table, rank_rows, ranks_facts, slowest
+from ndd_console.words.run import summary
 from ndd_console.words.trial import setting_line, trial_text, trials_blocks, tuning_blocks
 from ndd_console.words.wizard import ITEMS as RATE
 from ndd_console.words.wizard import PROPOSAL_COLUMNS, about_text, remark, verified_texts
@@ -305,7 +298,7 @@ def test_a_run_is_told_alike_in_the_list_on_its_screen_and_in_its_summary(
     assert f"step {done}" in " ".join(shown([progress(snapshot, 120, None)]).split())
     assert (done, total) == (number(snapshot.step), number(snapshot.run.total_steps if snapshot.run else 0))
     assert (snapshot.best is not None) == evaluated
-    told_below = [part for part in summary(snapshot, None, "runs/one", ()) if "best evaluation" in part]
+    told_below = [part for part in summary(snapshot, None, Path("runs/one")) if "best evaluation" in part]
     assert (told == "n/a") != evaluated and all(told in part for part in told_below)
     assert len(told_below) == evaluated
 

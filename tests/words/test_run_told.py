@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ndd_console.output.run_log import RunProgress
-from ndd_console.words.run import (
-    introduction,
-    late_text,
-    late_words,
-    progress_line,
-    ranks_facts,
-    ranks_words,
-    slowest,
-    summary,
-)
-from ndd_engine.diagnose import Change, Finding, diagnose
+from ndd_console.words.ranks import late_text, late_words, ranks_facts, ranks_words, slowest
+from ndd_console.words.run import introduction, progress_line, summary
+from ndd_engine.diagnose import Change, Finding
 from ndd_engine.record.events import FindingEvent, parse
 from ndd_engine.record.snapshot import Evaluation, NotFinite, Snapshot, Throughput, TimeLeft
 from tests.ui.fake_ranks import PLANTED, planted_snapshot
@@ -179,7 +172,7 @@ def test_a_finding_whose_ceiling_moves_is_one_line() -> None:
 
 
 def last_words(value: Snapshot) -> str:
-    return "\n".join(summary(value, value.end, "runs/x", diagnose(value)))
+    return "\n".join(summary(value, value.end, Path("runs/x")))
 
 
 def test_the_last_words_hold_the_rates_and_the_work() -> None:
@@ -217,8 +210,9 @@ def test_a_stopped_run_gives_its_reason_once_and_how_to_resume() -> None:
 
 def test_the_summary_names_three_findings_with_their_commands() -> None:
     found = [FINDING, *(replace(SECOND, cause=cause, changes=()) for cause in ("gc", "log", "clip"))]
-    assert summary(snapshot(), None, "runs/x", (), "the diagnosis failed")[-1] == "the diagnosis failed"
-    lines = summary(snapshot(), None, "runs/x", found)
+    failed = summary(snapshot(), None, Path("runs/x"), lambda _: 1 / 0)  # type: ignore[arg-type]
+    assert failed[-1].startswith("the diagnosis failed: ZeroDivisionError")
+    lines = summary(snapshot(), None, Path("runs/x"), lambda _: tuple(found))
     told = [index for index, line in enumerate(lines) if line.startswith("finding: ")]
     assert len(told) == 3
     assert ": ndd-console try charlm-001 --set loader.workers=4" in lines[told[0]]
@@ -229,7 +223,7 @@ def test_names_from_the_users_code_cannot_control_the_terminal() -> None:
     value = snapshot(run=run_event(workload="m\x1b]0;x:f", model="a\nb"), best=best)
     heard: list[str] = []
     RunProgress(heard.append).look(value)
-    assert all(line.isprintable() for line in (*heard, *summary(value, None, "runs/\x9bx", diagnose(value))))
+    assert all(line.isprintable() for line in (*heard, *summary(value, None, Path("runs/\x9bx"))))
 
 
 # Ranks

@@ -323,7 +323,7 @@ def test_a_folder_below_that_cannot_be_read_is_a_mistake(
         return plain(path)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    assert "the folder cannot be read: Permission denied" in told(tmp_path)
+    assert "Permission denied" in told(tmp_path)
 
 
 def test_one_kind_missing(tmp_path: Path) -> None:
@@ -409,4 +409,4 @@ def test_too_few_clips_for_a_step(tmp_path: Path) -> None:
 
 def test_data_beyond_memory_is_refused() -> None:
     config = configured({**TINY, "clips": 100_000}, micro=2, sequence=64_600)
-    assert "kept in memory" in str(problems(config, "x")[0])
+    assert "in memory" in str(problems(config, "x")[0])

@@ -31,7 +31,7 @@ from ndd_console.view.style import PLAIN, Look
 from ndd_console.widgets.foreground import follow_terminal
 from ndd_console.widgets.lines import AsciiFilter, bindings
 from ndd_console.widgets.textual_private import BackgroundDriver, PrivateApp
-from ndd_console.words.diagnosis import Diagnosis, Rules
+from ndd_console.words.finding import Diagnosis, Rules
 from ndd_engine.diagnose import diagnose
 
 # The colours of the terminal: the name of the theme depends on Textual's version.

@@ -6,7 +6,6 @@ Which configurations cannot be captured in a CUDA graph: for the step itself, it
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
@@ -14,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 import ndd_profiles
+from ndd_watch.fitting import budget_bytes
 
 from .workload_sections import (
     DEFAULT_WORKLOAD,
@@ -200,10 +200,6 @@ class PrecisionSection(Section):
     tf32: bool = Field(True, description="use TF32 for fp32 matrix products on GPUs that support it")
 
 
-# Bytes of the units of a memory budget.
-UNITS = {"MB": 10**6, "GB": 10**9, "MiB": 1 << 20, "GiB": 1 << 30}
-
-
 class MemorySection(Section):
     budget: Annotated[str, Field(pattern=r"^(auto|[0-9]{1,9}(\.[0-9]{1,6})? ?(MB|GB|MiB|GiB))$")] | None = (
         Field(
@@ -226,10 +222,7 @@ class MemorySection(Section):
     @property
     def budget_bytes(self) -> int | None:
         """Bytes of a budget that is a number; None for "auto" and without one."""
-        if self.budget is None or self.budget == "auto":
-            return None
-        number, unit = re.fullmatch(r"([0-9.]+) ?(\w+)", self.budget).groups()  # type: ignore[union-attr]
-        return int(float(number) * UNITS[unit])
+        return None if self.budget is None else budget_bytes(self.budget)
 
 
 class SpeedSection(Section):

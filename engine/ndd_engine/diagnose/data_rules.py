@@ -74,6 +74,9 @@ CONTENT = "checksums of batches"
 ONCE = "make the iterator once before the loop, or write `for batch in loader`"
 
 
+AT_BEGINS = ("iterator-restart", "worker-restart", "short-epochs")
+
+
 def at_pass_begins(view: View) -> Finding | None:
     """What the start of passes costs."""
     return iterator_restart(view) or worker_restart(view) or short_epochs(view)
@@ -266,8 +269,12 @@ def waiting(view: View) -> Finding | None:
 
 
 def _with_workers(view: View, found: Finding) -> Finding:
-    """A finding with what is known from inside the workers, and its changes by what is predicted of them."""
-    more, need = worker_facts.evidence(view), worker_facts.needed(view)
+    """A finding with what is known from inside the workers, and its changes by what is predicted of them.
+
+    What is predicted says nothing of the start of passes.
+    """
+    begins = found.cause in AT_BEGINS
+    more, need = worker_facts.evidence(view), None if begins else worker_facts.needed(view)
     function = worker_facts.slowest(view)
     title = found.title
     if function is not None:
@@ -275,7 +282,8 @@ def _with_workers(view: View, found: Finding) -> Finding:
         if function[4] >= worker_facts.MOSTLY and " in " not in title:
             title += f", in workers most of it for {worker_facts.where(function)}"
     evidence = (*found.evidence, *more, *([need] if need is not None else ()))
-    return replace(found, title=title, evidence=evidence, changes=worker_facts.ranked(view, found.changes))
+    changes = found.changes if begins else worker_facts.ranked(view, found.changes)
+    return replace(found, title=title, evidence=evidence, changes=changes)
 
 
 def _with_function(view: View, found: Finding) -> Finding:

@@ -9,9 +9,10 @@ from ndd_engine.record.figures import others_text
 from ndd_engine.record.snapshot import LEAST_SAMPLES
 from ndd_engine.text import counted, number, percent, printable, span, times
 
-from .code_rules import explain_aside, explains_optimizer, most_of_aside
+from .code_rules import explain_aside, most_of_aside
 from .data_facts import slower
 from .finding import Change, Evidence, Finding
+from .needless_rules import explains_optimizer
 from .view import (
     BASELINE,
     CLOCK,
@@ -180,7 +181,7 @@ def collections(view: View) -> Finding | None:
     totals = view.snapshot.totals
     if totals.gc_ns is None or not totals.wall_ns or not totals.steps:
         return None
-    share = totals.gc_ns / totals.wall_ns
+    share = view.collecting
     every = view.whole("run.gc_every_steps") or 0
     if share < FLOOR - 0.01 or not totals.gc_count:
         return None

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from ndd_engine.record.events import Holder, HoldersEvent
 from ndd_engine.record.figures import obeyed
-from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.record.snapshot import Curve, Snapshot
 from ndd_engine.text import counted, duration, number, percent, printable, size
 
 from .finding import Confidence, Finding
@@ -352,7 +352,10 @@ def worker_memory(view: View) -> Finding | None:
     copies = common - shared[last][1] >= FELL * rise
     if copies and rise < max(COPIED * common, COPIED_BYTES):
         return None
-    if not copies and steady_growth(private[first : last + 1], GROWN_BYTES) is None:
+    # Copies end by themselves; what workers keep has to grow until they end.
+    if not copies and (
+        steady_growth(_whole(private, first, last), GROWN_BYTES) is None or _caches(view, rise / steps)
+    ):
         return None
     workers = counted(int(view.workers or (snapshot.host or {}).get("workers") or 1), "loader worker")
     title = f"private memory of {workers} grows: {size(rise)} more in {steps:,} steps"
@@ -399,6 +402,22 @@ def worker_memory(view: View) -> Finding | None:
             "do not keep items in the dataset for longer than they are needed", where=view.loader_place
         )
     return draft.done()
+
+
+def _whole(trend: Curve, first: int, last: int) -> Curve:
+    """A rise between these places, with what follows it until the workers are new ones."""
+    least = trend[last][1] - RELEASED * (trend[last][1] - trend[first][1])
+    after = next((place for place in range(last, len(trend)) if trend[place][1] < least), len(trend))
+    return trend[first:after]
+
+
+def _caches(view: View, slope: float) -> bool:
+    """Whether a dataset that keeps its items has all of them before memory is full. slope: bytes per step."""
+    snapshot, items, free = view.snapshot, view.items, _free(view.snapshot, False)
+    each = snapshot.run.items_per_step if snapshot.run is not None else 0
+    if snapshot.totals.passes or not items or not each or not view.by_item:
+        return False
+    return free is None or (items / each - snapshot.step) * slope < free / 2
 
 
 def _objects(view: View) -> str:

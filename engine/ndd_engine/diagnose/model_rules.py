@@ -294,6 +294,8 @@ def _factor(view: View, accumulation: int, micro: int) -> int:
 LOOK = "closer look at a step"
 # Skipped updates, and their share, that are more than a scaler skips to find the largest scale: one in 2,000.
 MANY, SHARE = 20, 0.005
+# Batches that were left out, and their share, that are worth a finding where one of them was not finite.
+LEFT_OUT, LEFT_OUT_SHARE = 20, 0.01
 # A loss that has grown so many times before it was not finite has diverged.
 DIVERGED = 100.0
 # Values of this magnitude have grown without a bound: their products overflow.
@@ -303,13 +305,20 @@ LONGEST = 60
 
 
 def not_finite(view: View) -> Finding | None:
-    """Skipped updates, or losses that are not finite: since when, and what was not finite first."""
+    """Updates or batches that are skipped, or losses that are not finite: since when, and what was so first."""
     known = view.snapshot.not_finite
-    skips = known.skipped >= MANY and known.skipped > SHARE * known.updates
-    if not skips and known.loss is None:
-        return None
-    title = skipped_text(known) if skips else f"the loss is {bad_loss_text(known)}"
     origin = known.origin
+    skips = known.skipped >= MANY and known.skipped > SHARE * known.updates
+    # A loop may leave out batches for other reasons, too.
+    leaves_out = known.left_out >= LEFT_OUT and _left_out_share(known) > LEFT_OUT_SHARE
+    if skips:
+        title = skipped_text(known)
+    elif known.loss is not None:
+        title = f"the loss is {bad_loss_text(known)}"
+    elif leaves_out and origin is not None and origin.what:
+        title = left_out_text(known)
+    else:
+        return None
     cause = "" if origin is None else cause_text(origin)
     grown = _grown(known) if origin is None or origin.what in ("", "parameter") else None
     if grown is not None:
@@ -324,6 +333,12 @@ def not_finite(view: View) -> Finding | None:
         )
         draft.saw(
             f"the loss was {value} at step {first:,}; {finite}", "losses that are read ten times a second"
+        )
+    if known.left_out:
+        draft.saw(
+            f"about {known.left_out:,.0f} batches went through the model and have no backward pass, beside "
+            f"{known.updates:,} steps",
+            "steps that are timed by phase",
         )
     if known.skipped:
         scale = view.snapshot.loss_scale
@@ -344,6 +359,18 @@ def skipped_text(known: NotFinite) -> str:
     share = percent(known.skipped / max(known.updates, known.skipped))
     text = f"{known.skipped:,} of {known.updates:,} updates skipped ({share})"
     return text if known.begun is None else f"{text} since step {known.begun:,}"
+
+
+def _left_out_share(known: NotFinite) -> float:
+    return known.left_out / max(known.left_out + known.updates, 1.0)
+
+
+def left_out_text(known: NotFinite) -> str:
+    """ "about 12 % of the batches are left out since about step 400, without a backward pass"."""
+    since = f" since about step {known.left_out_since:,}" if known.left_out_since else ""
+    return (
+        f"about {percent(_left_out_share(known))} of the batches are left out{since}, without a backward pass"
+    )
 
 
 def cause_text(origin: NotFiniteEvent) -> str:

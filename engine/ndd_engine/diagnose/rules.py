@@ -22,6 +22,7 @@ from . import (
     host_rules,
     memory_rules,
     model_rules,
+    needless_rules,
     pace_rules,
     process_rules,
     work_rules,
@@ -250,7 +251,7 @@ RULES: tuple[Rule, ...] = (
     *model_rules.RULES,
     *work_rules.RULES,
     *code_rules.SCRIPT_RULES,
-    *code_rules.NEEDLESS_RULES,
+    *needless_rules.RULES,
     *code_rules.RULES,
     *host_rules.STEP_RULES,
 )

@@ -123,6 +123,10 @@ ADVICE = {
     "storage": "check the disk or mount; DataLoader(timeout=60) ends such a wait of a worker with an error",
     "fifo": "this file is a FIFO to which no process writes; DataLoader(timeout=60) ends such a wait with an error",
     "shared": "look at which process holds it: one that dies or exits early never releases it",
+    "thread": (
+        "see in the output whether the thread that fills the queue has ended with an error; have it put its exceptions "
+        "into the queue as well, and get() with a timeout"
+    ),
     "waits": "look at what this line waits for, and wait with a timeout",
 }  # fmt: skip
 STOPPED = "is stopped by a signal or a debugger"
@@ -242,6 +246,8 @@ def _lock(one: Standing, asleep: str) -> Why:
         if one.forked and (_THREAD_POOLS.match(library) or one.crowd > 1):
             return Why("threads", asleep, "threads")
         return Why("waits", asleep)
+    if one.calls("/queue.py", name="get"):
+        return Why("waits", "waits for what another thread puts into a queue", "thread")
     if one.calls("/threading.py", name="wait") or one.calls("/threading.py", name="join"):
         return Why("waits", "waits for another thread")
     if one.waiting.shared:

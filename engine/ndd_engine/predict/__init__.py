@@ -9,8 +9,7 @@ kernels        how long an operation takes on a GPU, from its shapes and the GPU
 launches       step time of a GPU that is not there: host and GPU as two timelines
 absent         memory and time on a GPU that is not in this machine
 rank_memory    one rank of several in a single process
-windows        what each block of a model holds in a step, and the cheapest of them to compute again
-budget         chooses and times them for a memory budget; what would make a configuration fit
+budget         chooses and times blocks that compute again for a memory budget; what would make a configuration fit
 outlook        memory and time of one configuration, for `check` and the Python API
 probe_process  the same in a subprocess, for the wizard and the start of a run
 """

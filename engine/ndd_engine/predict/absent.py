@@ -9,19 +9,24 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ndd_engine.config import Config
 from ndd_engine.hardware.gpus import GpuProfile
+from ndd_engine.text import counted
 from ndd_engine.workloads.base import Workload, item_count
 from ndd_engine.workloads.interface import facts
+from ndd_watch import recompute
+from ndd_watch.windows import Account, Blocks, CallTree, blocks_of
 
+from .budget import Way
 from .estimate import Family, ItemCounts, Memory, at, fit
 from .fakes import TooLongError, Traced, traced
 from .kernels import Card, Op
@@ -77,14 +82,10 @@ class ShapeTracer:
     def __init__(
         self, config: Config, workload: Workload, tell: Tell, leaves: tuple[tuple[int, int], ...] = ()
     ) -> None:
-        self.config, self.workload, self._tell = config, workload, tell
-        self._leaves = leaves
+        self.config, self.workload, self.tell = config, workload, tell
+        self._leaves, self._sizes = leaves, sizes(workload)
         self._longest = extremes(workload)[0]
         self._known: dict[tuple[int, int | None, bool], Traced] = {}
-
-    @cached_property
-    def _sizes(self) -> tuple[int, ...]:
-        return sizes(self.workload)
 
     def _batch(self, micro: int, usual: bool = False) -> Any:
         if usual:
@@ -96,7 +97,7 @@ class ShapeTracer:
         if found is None:
             batch = self._batch(micro, usual)
             looped = "" if length is None else f" and a loop of {length}"
-            self._tell(f"tracing a step with micro-batch {micro}{looped}")
+            self.tell(f"tracing a step with micro-batch {micro}{looped}")
             if length is not None:
                 assert self._loop is not None
                 batch = self._loop.cut(batch, length)
@@ -117,7 +118,7 @@ class ShapeTracer:
             known = _Loop(self._leaves, _Loop(self._leaves, 0).of(batch))
             if (found := self._shortened(known, batch)) is not None:
                 return found
-        self._tell(f"tracing a step with micro-batch {micro}")
+        self.tell(f"tracing a step with micro-batch {micro}")
         try:
             self._known[micro, None, False] = traced(self.config, self.workload, batch, MOST_OPS)
         except TooLongError:
@@ -128,7 +129,7 @@ class ShapeTracer:
 
     def _shortened(self, loop: _Loop, batch: Any) -> _Loop | None:
         """The loop, if a shorter one leaves fewer operations."""
-        self._tell(f"looking for the loop: trying {loop.length:,} steps")
+        self.tell(f"looking for the loop: trying {loop.length:,} steps")
         micro = self._sizes[0]
         found: list[Traced] = []
         for length in LENGTHS:
@@ -141,13 +142,71 @@ class ShapeTracer:
         self._known |= {(micro, length, False): one for length, one in zip(LENGTHS, found, strict=True)}
         return loop
 
+    def recomputed(self, levels: dict[str, str]) -> ShapeTracer:
+        """The same with levels of the model's blocks, see `memory.recompute`."""
+        recompute = [f"{name}={level}" for name, level in levels.items()]
+        config = self.config.changed(memory={"recompute": recompute})
+        tracer = ShapeTracer(config, self.workload, self.tell, self.leaves)
+        tracer._sizes = self._sizes[:2]  # a third one has confirmed the plain steps
+        return tracer
+
+    def blocks(self) -> tuple[str, ...]:
+        """The largest blocks that can compute again, in the order of their calls."""
+        found: list[Blocks] = []
+
+        @contextmanager
+        def watch(model: nn.Module) -> Iterator[None]:
+            account = Account()
+            tree = CallTree(model, account)
+            modules = {name: module for name, module in model.named_modules() if name}
+            with recompute.watched_effects(model, modules) as effects, account:
+                yield
+            tree.detach()
+            found.append(blocks_of(tree.root, effects))
+
+        self.tell("looking for blocks that can compute again")
+        batch = self._batch(self._sizes[0])
+        if self._loop is not None:
+            batch = self._loop.cut(batch, LENGTHS[0])
+        traced(self.config, self.workload, batch, watch=watch)
+        largest = found[0].containers[0] if found[0].containers else ()
+        within = tuple(f"{name}." for name in largest)
+        order = [*largest, *(name for name in found[0].names if not name.startswith(within))]
+        return tuple(order) if within else found[0].names
+
+    def within(
+        self, limit_bytes: int, added_bytes: int, source: str
+    ) -> tuple[ShapeTracer, Memory, int, int] | None:
+        """(with the fewest blocks that compute again so that the configured batch fits, its memory, how many, of how
+        many); None if it does not fit with all of them."""
+        names, batch = self.blocks(), self.config.batch
+
+        def fitting(count: int) -> tuple[ShapeTracer, Memory] | None:
+            self.tell(f"tracing a step with {counted(count, 'block')} computed again")
+            tracer = self.recomputed(dict.fromkeys(names[:count], recompute.ALL))
+            memory = tracer.memory(source, check=False)
+            fit = memory.fit(batch.micro, batch.accumulation, limit_bytes, added_bytes)
+            return (tracer, memory) if fit.fits and not fit.retries else None
+
+        below, above = 0, len(names)
+        best = fitting(above) if names else None
+        if best is None:
+            return None
+        while above - below > 1:
+            middle = (above + below) // 2
+            if (found := fitting(middle)) is not None:
+                best, above = found, middle
+            else:
+                below = middle
+        return *best, above, len(names)
+
     def memory(self, source: str, check: bool = True) -> Memory:
         """Memory of the longest batches. check: whether a third micro-batch has to confirm a loop."""
         loop = self._loop
         if loop is None:
             family = alike(lambda micro: self._traced(micro).trace, self._sizes, math.inf)
         else:
-            self._tell(f"extending the loop to {loop.length:,} steps")
+            self.tell(f"extending the loop to {loop.length:,} steps")
             family = self._family(loop.length)
             third = self._sizes[-1]
             if check and third not in family.at:
@@ -176,7 +235,7 @@ class ShapeTracer:
             return scaled(found[0], found[1], (pair[0], pair[1]), micro, OPS)
 
         points = list(micros) if len(found) > 1 else list(pair)
-        self._tell("estimating the time of a step")
+        self.tell("estimating the time of a step")
         config = self.config
         return step_estimate(
             [(micro, of(micro)) for micro in points], whole, Card(gpu), config.precision.tf32
@@ -205,7 +264,7 @@ class ShapeTracer:
 
         The time that the process computed, where that is less: others may use the cores meanwhile.
         """
-        self._tell("timing the data")
+        self.tell("timing the data")
         pair = self._sizes[:2]
         times = []
         for micro in pair:
@@ -219,6 +278,47 @@ class ShapeTracer:
                 took.append(min(time.perf_counter() - begin, time.process_time() - used))
             times.append(median(took))
         return [(micro, at(micro, pair, times)) for micro in micros]
+
+
+def ways_elsewhere(
+    tracer: ShapeTracer,
+    memory: Memory,
+    gpu: GpuProfile,
+    limit_bytes: int,
+    added_bytes: int,
+    nearest: tuple[int, int] | None,
+) -> list[Way]:
+    """As `budget.ways_to_fit` for a GPU that is not in this machine, with estimated times, the fastest first."""
+    config, batch, found = tracer.config, tracer.config.batch, []
+
+    def step_s(of: ShapeTracer, micro: int, times: int) -> float:
+        return of.estimate(gpu, [micro]).middle.step_s(micro, times, config.loader.workers)
+
+    if config.memory.budget is None and not config.memory.recompute:
+        plan = tracer.within(limit_bytes, added_bytes, memory.source)
+        if plan is not None:
+            other, needs, count, blocks = plan
+            note = f"about {count} of {counted(blocks, 'block')} compute again in backward"
+            peak = needs.peak(batch.micro, batch.accumulation) + added_bytes
+            found.append(
+                Way(("memory.budget=auto",), peak, step_s(other, batch.micro, batch.accumulation), note)
+            )
+    if nearest is not None:
+        micro, times = nearest
+        sets = f"batch.micro={micro}", f"batch.accumulation={times}"
+        found.append(Way(sets, memory.peak(micro, times) + added_bytes, step_s(tracer, micro, times)))
+    if config.precision.amp == "off" and gpu.peak_tflops("bf16"):
+        other = ShapeTracer(
+            config.changed(precision={"amp": "bf16"}), tracer.workload, tracer.tell, tracer.leaves
+        )
+        fit = other.memory(memory.source, check=False).fit(
+            batch.micro, batch.accumulation, limit_bytes, added_bytes
+        )
+        if fit.fits and not fit.retries:
+            took = step_s(other, batch.micro, batch.accumulation)
+            note = "bf16 rounds differently: compare the losses"
+            found.append(Way(("precision.amp=bf16",), fit.peak_bytes, took, note))
+    return sorted(found, key=lambda way: way.step_s or math.inf)
 
 
 def all_items(config: Config, shapes: Config, workload: Workload) -> tuple[int | None, ItemCounts, str]:

@@ -23,10 +23,7 @@ from ndd_engine.train.rehearsal import kept_training, time_micro
 from ndd_engine.train.step.stepper import Stepper
 from ndd_watch import recompute
 from ndd_watch.clock import no_phase
-
-from .estimate import Memory, StepTime
-from .step_probes import Prober, endless, longest_first, sizes
-from .windows import (
+from ndd_watch.windows import (
     Account,
     Blocks,
     CallTree,
@@ -37,6 +34,9 @@ from .windows import (
     blocks_of,
     windows_of,
 )
+
+from .estimate import Memory, StepTime
+from .step_probes import Prober, endless, longest_first, sizes
 
 # Recordings to confirm proposals of one kind. Each corrects the next.
 MOST_RECORDED = 5
@@ -111,16 +111,17 @@ class BudgetPlanner:
         # Their traces match allocation by allocation.
         self._at = plain.family.at if plain.family.aligned else tuple(sizes(prober.workload)[:2])
         self._recorded: dict[tuple[tuple[str, str], ...], Memory] = {(): plain}
-        self._measured: tuple[Blocks, WindowTable | str] | None = None
+        # The blocks of the model, and their windows or why there are none; None before a budget needs them.
+        self.measured: tuple[Blocks, WindowTable | str] | None = None
 
     def plan(self, budget_bytes: int) -> Plan:
         """The fastest levels that stay within a budget. Raises what a step raises."""
         self._budget = budget_bytes
         if self._peak({}) <= budget_bytes:
             return Plan({}, self._memory({}), self._peak({}))
-        if self._measured is None:
-            self._measured = self._measure()
-        blocks, table = self._measured
+        if self.measured is None:
+            self.measured = self._measure()
+        blocks, table = self.measured
         made = partial(Plan, blocks=len(blocks.names), refused=blocks.refused)
         if isinstance(table, str):
             return made({}, None, self._peak({}), why=table)
@@ -255,7 +256,7 @@ class BudgetPlanner:
     def _fitting(self, table: WindowTable) -> list[Levels]:
         """Levels that stay within the budget: of every block, and the cheapest of each kind."""
         known = frozenset(option.level for option in table.options if option.level)
-        found = [levels for levels in _everything(table) if self._peak(levels) <= self._budget]
+        found = [levels for levels in table.everything(recompute.ALL) if self._peak(levels) <= self._budget]
         for kind in dict.fromkeys(kind & known for kind in _KINDS):
             levels = self._confirmed(table, lambda option, kind=kind: option.level in kind)  # type: ignore[misc]
             if levels is not None and levels not in found:
@@ -333,24 +334,6 @@ class BudgetPlanner:
         medians = [median(each) for each in times]
         best = min(range(len(plans)), key=lambda place: medians[place])
         return plans[best], medians[best], medians[-1] if self._runs_plain else None
-
-
-def _everything(table: WindowTable) -> Iterator[Levels]:
-    """Levels with which every block computes again: each by itself, and in larger containers."""
-    spans = {
-        option.name: (option.begin, option.end) for option in table.options if option.level == recompute.ALL
-    }
-    for largest in (False, True):
-        levels: Levels = {}
-        place = 0
-        while place < len(table.plain.names):
-            here = [name for name, (begin, _) in spans.items() if begin == place]
-            name = (max if largest else min)(here, key=lambda name: spans[name][1], default=None)
-            if name is not None:
-                levels[name] = recompute.ALL
-            place = place + 1 if name is None else spans[name][1]
-        if levels:
-            yield levels
 
 
 def ways_to_fit(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from difflib import SequenceMatcher
 from typing import Any, Literal
 
+from ndd_engine.text import factor
+
 from .allocator import MIN_BLOCK, Allocator, Rules, SimulatedOutOfMemoryError
 
 FREED = -1
@@ -457,7 +459,8 @@ class StepTime:
         most = max((point.spread or 0.0 for point in self.points), default=0.0)
         if most <= NOISY:
             return ""
-        return f"repeated steps vary by {most:.0%} (a busy machine, or items of different lengths)"
+        slow = f"slow repetitions took {factor(1 + most)} times as long as fast ones"
+        return f"{slow} (a busy machine, or items of different lengths)"
 
     def knee(self) -> int | None:
         """The micro-batch above which the GPU, not the host, is the bottleneck; None if the host never is."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from ndd_engine.config import Config
 from ndd_engine.errors import UsageError
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
+from ndd_watch import recompute
 from ndd_watch.clock import PhaseClock
 
 from .estimate import FREED, MANY, ONE, Trace
@@ -81,8 +82,14 @@ class Traced(NamedTuple):
     update: list[Op]
 
 
-def traced(config: Config, workload: Workload, batch: Any, most_ops: int | None = None) -> Traced:
-    """Trace a step with one micro-batch like `batch`, and a step with two.
+def traced(
+    config: Config,
+    workload: Workload,
+    batch: Any,
+    most_ops: int | None = None,
+    watch: Callable[[nn.Module], AbstractContextManager[object]] = nullcontext,
+) -> Traced:
+    """Trace a step with one micro-batch like `batch`, and a step with two. watch: around both, given the fake model.
 
     Raises TooLongError if a forward pass has more than `most_ops` operations, and what a step raises on fake tensors: a
     model with data-dependent control flow cannot be traced.
@@ -104,14 +111,15 @@ def traced(config: Config, workload: Workload, batch: Any, most_ops: int | None 
         for whole in model.parameters():
             follow.ignore(whole)
     clock.gpu.listen(SimpleNamespace(mark=lambda phase: follow.enter(clock.names[phase].partition("/")[0])))
-    with fake, AsOnGpu(follow), follow, follow.resizing():
+    as_on_gpu = AsOnGpu(follow, bool(config.memory.recompute))
+    with fake, as_on_gpu, follow, follow.resizing(), recompute.second_passes_in(as_on_gpu):
         stepper = Stepper(
             workload.with_model(model, known), config, torch.device(_ON), total_steps=1000, strategy=strategy
         )
         for parameter in (*stepper.model.parameters(), *stepper.model.buffers()):
             follow.note(parameter, "parameter")
         follow.enter("other")
-        with _autocast(amp):
+        with _autocast(amp), watch(stepper.model):
             for index, micros in enumerate((1, 2)):
                 stepper.config = stepper.config.changed(batch={"accumulation": micros})
                 stepper.eager_step(_copies(fakes), clock, index)
@@ -181,7 +189,7 @@ def _autocast(amp: str) -> Iterator[None]:
         yield
     finally:
         if torch.autocast_decrement_nesting() == 0:
-            torch.clear_autocast_cache()
+            pass  # torch.clear_autocast_cache()
         torch.set_autocast_enabled(_ON, before[0])
         torch.set_autocast_dtype(_ON, before[1])
 
@@ -318,16 +326,18 @@ _DTYPES = {
 
 
 class AsOnGpu(TorchFunctionMode):
-    """Calls the functions that a GPU would run instead of the CPU's."""
+    """Calls the functions that a GPU would run instead of the CPU's. recomputes: whether blocks compute again."""
 
-    def __init__(self, follow: Follow) -> None:
+    def __init__(self, follow: Follow, recomputes: bool = False) -> None:
         super().__init__()
-        self._follow = follow
+        self._follow, self._recomputes = follow, recomputes
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = dict(kwargs or {})
+        if self._recomputes and func is Tensor.backward:
+            torch.clear_autocast_cache()  # autocast has ended with the forward pass
         if func is torch.nn.functional.scaled_dot_product_attention:
             return _attention(*args, **named)
         name = getattr(func, "__name__", "")

@@ -32,9 +32,9 @@ from ndd_engine.workloads.base import Workload, item_count, parameter_count
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import place
 
-from .absent import ShapeTracer, all_items
+from .absent import ShapeTracer, all_items, ways_elsewhere
 from .budget import BudgetPlanner, Plan, Way, ways_to_fit
-from .estimate import Fit, Memory, StepTime, spread
+from .estimate import Fit, ItemCounts, Memory, StepTime, spread
 from .launches import StepEstimate
 from .rank_memory import Shares, is_sharded, pretended, shares
 from .step_probes import SIZES, Prober, context_bytes, items_of
@@ -381,17 +381,40 @@ def predict_for(draft: Draft, gpu: GpuProfile, progress: Callable[[str], None]) 
             tracer = ShapeTracer(shapes, workload, progress)
             memory = tracer.memory(f"steps traced by their shapes for {gpu.name}")
             found = tracer.estimate(gpu, [batch.micro]).with_data(tracer.data_s([batch.micro]))
+            items, kept, data = all_items(config, shapes, workload)
+            prediction = _elsewhere(config, workload, memory, found, items, kept, gpu)
+            limit = prediction.available_bytes
+            if prediction.fits is False and limit is not None:
+                progress("looking for what would fit")
+                # With the batch as configured: shapes have a smaller one.
+                tracer.config = shapes.changed(batch=config.batch.model_dump())
+                added, nearest = prediction.kept_bytes, prediction.nearest
+                ways = ways_elsewhere(tracer, memory, gpu, limit, added, nearest)
+                prediction = replace(prediction, ways=tuple(ways))
     except NddError:
         raise
     except Exception as error:
         raise _step_error(error, config, cuda) from error
-    items, kept, data = all_items(config, shapes, workload)
+    machine = Machine((), None, gpu.name, {"device": "not in this machine"}, detect_host())
+    return Prediction(prediction, machine, workload, None, items, data)
+
+
+def _elsewhere(
+    config: Config,
+    workload: Workload,
+    memory: Memory,
+    estimate: StepEstimate,
+    items: int | None,
+    kept: ItemCounts,
+    gpu: GpuProfile,
+) -> Outlook:
+    ranks = config.parallel.ranks
     per_epoch = None if items is None else items // config.items_per_step
     total, moments = total_steps(config, per_epoch), moment_bytes(config.optimizer, workload.model)
-    prediction = Outlook(
+    return Outlook(
         config=config,
         memory=memory,
-        time=found.middle,
+        time=estimate.middle,
         parameters=parameter_count(workload.model),
         parameter_bytes=sum(tensor.nbytes for tensor in workload.model.parameters() if tensor.requires_grad),
         optimizer_bytes=moments,
@@ -400,10 +423,8 @@ def predict_for(draft: Draft, gpu: GpuProfile, progress: Callable[[str], None]) 
         steps_per_epoch=per_epoch,
         total_steps=None if total == UNKNOWN_STEPS else total,
         shares=None if ranks == 1 else shares(config, workload.model, moments),
-        estimate=found,
+        estimate=estimate,
     )
-    machine = Machine((), None, gpu.name, {"device": "not in this machine"}, detect_host())
-    return Prediction(prediction, machine, workload, None, items, data)
 
 
 def room(machine: Machine, ranks: int) -> tuple[int | None, int]:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ndd_engine.child import ChildServer, Json, Pipe, draft_of
 from ndd_engine.config import Config, Draft
+from ndd_engine.errors import UsageError
+from ndd_engine.text import counted
 
 from .estimate import ItemCounts, Memory, StepTime
 from .launches import StepEstimate
@@ -67,6 +69,7 @@ class Opened:
 class Probed:
     """The result of a probe. time: None if no micro-batch fits. estimate: of a GPU that is not in this machine, the
     range of `time`; None if it was measured. data_share: items of the same data, relative to the first model.
+    recomputes: which blocks compute again for memory.budget, in words.
     """
 
     parameters: int
@@ -75,6 +78,7 @@ class Probed:
     time: StepTime | None
     estimate: StepEstimate | None = None
     data_share: float = 1.0
+    recomputes: str = ""
 
 
 class ProbeProcess(ChildServer):
@@ -99,7 +103,7 @@ class ProbeProcess(ChildServer):
         self.pipe.tell("importing torch")
         if command.get("gpu") is not None:
             self._spec = command
-            return {"opened": asdict(self._opened_by_shapes())}
+            return {"opened": self._opened_by_shapes()}
         import torch
 
         from ndd_engine.hardware.detect import detect, with_free_memory
@@ -171,7 +175,7 @@ class ProbeProcess(ChildServer):
             faster=faster,
             by_threads=by_threads,
         )
-        return {"opened": asdict(self._opened)}
+        return {"opened": self._opened}
 
     def plan(self, command: Json) -> Json:
         """Choose levels of blocks for memory.budget. Returns {"recompute": …, "reason": …}.
@@ -196,16 +200,17 @@ class ProbeProcess(ChildServer):
 
         draft = draft_of(self._spec, command["sets"])
         if command["gpu"] is not None:
-            return {"probed": asdict(self._absent(draft, command))}
+            return {"probed": self._absent(draft, command)}
         # Little data: preparing all of it for each model would take longer than the probe.
         config = draft.resolve(few=True)
         seed(config.run.seed)
         workload = prepare(config, self.pipe.tell)
         assert self._opened is not None  # "open" comes first
         with pretended(config.parallel.ranks, torch.device(self._opened.device)):
-            memory, time = self._present(config, workload, command)
+            memory, time, recomputes = self._present(config, workload, command)
         known = parameter_count(workload.model), workload.tokens_per_item
-        return {"probed": asdict(Probed(*known, memory, time, data_share=self._share_of(workload)))}
+        share = self._share_of(workload)
+        return {"probed": Probed(*known, memory, time, data_share=share, recomputes=recomputes)}
 
     def _opened_by_shapes(self) -> Opened:
         """What is known without a step and with the least data, for a GPU that is not in this machine."""
@@ -271,10 +276,18 @@ class ProbeProcess(ChildServer):
             tracer = ShapeTracer(config, workload, self.pipe.tell, self._leaves)
             memory = tracer.memory(f"steps traced by their shapes for {gpu.name}", command["check"])
             self._leaves = tracer.leaves
+            recomputes = ""
+            if (budget := config.memory.budget_bytes) is not None:
+                tracer.config = config.changed(batch=draft.resolve().batch.model_dump())
+                plan = tracer.within(budget, 0, memory.source)
+                if plan is None:
+                    raise UsageError("it does not fit, even if all blocks compute again")
+                tracer, memory, count, blocks = plan
+                recomputes = _again(count, blocks)
             self._data_s = self._data_s or tracer.data_s(command["micros"])
             found = tracer.estimate(gpu, command["micros"]).with_data(self._data_s)
         known = parameter_count(workload.model), workload.tokens_per_item
-        return Probed(*known, memory, found.middle, found, self._share_of(workload))
+        return Probed(*known, memory, found.middle, found, self._share_of(workload), recomputes)
 
     def _share_of(self, workload: Any) -> float:
         """Items of the data, relative to the first probe: a shorter sequence may cut a text into more segments."""
@@ -284,12 +297,13 @@ class ProbeProcess(ChildServer):
         self._first_items = self._first_items or count
         return count / self._first_items if count and self._first_items else 1.0
 
-    def _present(self, config: Config, workload: Any, command: Json) -> tuple[Memory, StepTime | None]:
-        """A model on the device of this machine."""
+    def _present(self, config: Config, workload: Any, command: Json) -> tuple[Memory, StepTime | None, str]:
+        """A model on the device of this machine, and which of its blocks compute again for memory.budget."""
         import torch
 
         from ndd_engine.workloads.base import item_count
 
+        from .budget import BudgetPlanner
         from .rank_memory import is_sharded
         from .step_probes import Prober
 
@@ -306,13 +320,23 @@ class ProbeProcess(ChildServer):
             # A sharded model is created within the recorded steps.
             outside = opened.process_bytes + (0 if is_sharded(config) else weights)
         prober = Prober(config, workload, device, self.pipe.tell)
-        memory = prober.memory(outside)
+        memory, recomputes = prober.memory(outside), ""
+        if (budget := config.memory.budget_bytes) is not None:
+            plan = BudgetPlanner(prober, memory, 0, runs_plain=False).plan(budget)
+            if plan.memory is None:
+                raise UsageError(f"it does not fit, even if blocks compute again: {plan.why}")
+            prober, memory = prober.with_levels(plan.levels), plan.memory
+            recomputes = _again(len(plan.levels), plan.blocks)
         few = item_count(workload.train_data)  # larger batches are extrapolated
         micros = sorted({micro if few is None else min(micro, few) for micro in command["micros"]})
         times = prober.time(
             micros, command["longest_s"], lambda micro: memory.peak(micro) <= GPU_SHARE * free
         )
-        return prober.with_heap(memory), times
+        return prober.with_heap(memory), times, recomputes
+
+
+def _again(count: int, blocks: int) -> str:
+    return f"{count} of {counted(blocks, 'block')} compute again in backward"
 
 
 def other_is_faster(present: list[float], other: list[float]) -> bool:

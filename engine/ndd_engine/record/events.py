@@ -142,6 +142,8 @@ class WindowEvent(Event):
     other runs are marks. received: of batches that came from loader workers in steps that were timed by phase,
     their number ("batches"), and sums: "behind_ns", waiting while another batch was ready that comes later in the
     order; "receive_ns", reading them and making their tensors; "pin_ns", pinning them, in a thread of its own.
+    left_out: batches of a script that went through the model with gradients, and have no
+    backward pass; of the steps that were timed by phase.
     """
 
     type: ClassVar[str] = "window"
@@ -178,6 +180,7 @@ class WindowEvent(Event):
     evaluations: Count = 0
     checkpoints: Count = 0
     received: dict[str, Count] = field(default_factory=dict)
+    left_out: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -551,9 +554,10 @@ class TrialEvent(Event):
 
     sets: the change, "key=value" each. against: description of the baseline. verdict: "faster", "slower",
     "no difference", "inconclusive", "out of memory", "failed" or "stopped".
-    text: the result in one sentence. ratio: throughput (items per second) of the candidate relative to the baseline,
-    with the confidence interval low..high at level `confidence`; null without a comparison. abba_blocks: number of ABBA
-    blocks. pairs: number of pairs of processes that measured them, 0 if unknown or if one process measured both sides.
+    reason: why it failed, was stopped or is inconclusive, or "". text: the whole result in one sentence.
+    ratio: throughput (items per second) of the candidate relative to the baseline, with the confidence interval
+    low..high at level `confidence`; null without a comparison. abba_blocks: number of ABBA blocks.
+    pairs: number of pairs of processes that measured them, 0 if unknown or if one process measured both sides.
     method: what the interval is from. "pairs": the differences between pairs. "usual difference": few pairs, and the
     usual difference between processes. "one process": the blocks of a process that switched between both sides. "":
     nothing was compared. between: standard deviation of that usual difference, as a share, or null.
@@ -596,6 +600,7 @@ class TrialEvent(Event):
     edit: str = ""
     edit_refused: str = ""
     load: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import lcm, sqrt
 from statistics import fmean
+from typing import Any
 
-from ndd_engine.text import printable, size
+from ndd_engine.text import counted, percent, printable, size
 
 from .event import ASIDES, EXCHANGE, SHARED, SKEW, Count, DeathEvent, Json, Ranks
 from .events import (
@@ -196,7 +197,7 @@ def _parts_across(name: str, events: Sequence[RanksEvent]) -> list[tuple[float, 
 
 def memory_bytes(run: RunEvent | None, sample: SampleEvent) -> int | None:
     """Resident memory of a run on the CPU; None for a run on a GPU, which has memory events."""
-    if run is None or run.device.startswith("cuda"):
+    if run is None or on_gpu(run):
         return None
     value = sample.host.get("rss_bytes")
     return int(value) if value is not None else None
@@ -256,7 +257,7 @@ def idle(
         return _of_capture(kernels, aside)
     if not shares:
         return Idle(None, "host", (), NOTHING_YET)
-    if not run.device.startswith("cuda"):
+    if not on_gpu(run):
         found = [(HOST_IDLE[each.name], each.share) for each in shares if each.name in HOST_IDLE]
         return _summed("host", found)
     graphed = any(share.name == "forward/graph" for share in shares)
@@ -307,16 +308,18 @@ def death_figures(event: DeathEvent) -> list[str]:
 
 
 def capture_text(kernels: KernelsEvent) -> str:
-    """A profiler capture in one line: "profiler capture of 3 steps (kernels): GPU idle 63%: launch gaps 57%; …"."""
+    """A profiler capture in one line: "profiler capture of 3 steps (kernels): GPU idle 63 % (launch gaps 57 %); …"."""
     what = "GPU" if kernels.method == "kernels" else "compute"
-    steps = f"{kernels.steps:,} step{'' if kernels.steps == 1 else 's'}"
     wall = max(kernels.wall_ns, 1)
-    text = f"profiler capture of {steps} ({kernels.method}): {what} idle {1 - kernels.busy_ns / wall:.0%}"
-    causes = [f"{cause} {ns / wall:.0%}" for cause, ns in kernels.idle_ns.items() if ns / wall >= 0.005]
+    idle_share = percent(1 - kernels.busy_ns / wall)
+    text = (
+        f"profiler capture of {counted(kernels.steps, 'step')} ({kernels.method}): {what} idle {idle_share}"
+    )
+    causes = [f"{cause} {percent(ns / wall)}" for cause, ns in kernels.idle_ns.items() if ns / wall >= 0.005]
     text += f" ({', '.join(causes)})" if causes else ""
     if kernels.top:
         name, ns, _ = kernels.top[0]
-        text += f"; longest: {name[:60]} {ns / wall:.0%}"
+        text += f"; longest: {name[:60]} {percent(ns / wall)}"
     return text + (f"; trace in {kernels.trace}" if kernels.trace else "")
 
 
@@ -379,7 +382,7 @@ def _summed(method: str, found: Sequence[tuple[str, float]]) -> Idle:
 
 def headroom(run: RunEvent | None, sample: SampleEvent | None, memory: MemoryEvent | None) -> Headroom:
     """Free and used memory of the GPU, or of the host if the run is on the CPU."""
-    if run is not None and run.device.startswith("cuda"):
+    if run is not None and on_gpu(run):
         gpu = (sample.gpu if sample else None) or {}
         free, total, others = (
             value if (value := getattr(memory, name, None)) is not None else gpu.get(f"memory_{name}")
@@ -560,6 +563,19 @@ def _by_the_clock(section: Json, run: RunEvent, step: int, every: int) -> int:
 def _multiples(period: int, first: int, last: int) -> int:
     """Number of positive multiples of `period` above `first` and up to `last`."""
     return max(last // period - max(first, 0) // period, 0) if period > 0 else 0
+
+
+def on_gpu(run: RunEvent | None) -> bool:
+    return run is not None and run.device.startswith("cuda")
+
+
+def is_script(run: RunEvent | None) -> bool:
+    return run is not None and "script" in run.config
+
+
+def setting(run: RunEvent | None, section: str, key: str) -> Any:
+    """A value of the resolved configuration; None if it is missing."""
+    return None if run is None else _section(run, section).get(key)
 
 
 def _section(run: RunEvent, name: str) -> Json:

@@ -178,6 +178,8 @@ class NotFinite:
     skipped: updates that a gradient scaler left out, of so many updates; begun: the first step with one. since: the
     first step of those that were skipped last, if the newest update was. loss: see WindowEvent.bad_loss, now. origin:
     the first thing that was not finite, as far as it is known. scales: of the gradients, the first and the lowest one.
+    left_out: about so many batches were computed, and have no backward pass; left_out_since: the first step of the
+    first window with one.
     """
 
     skipped: Count = 0
@@ -187,6 +189,8 @@ class NotFinite:
     loss: BadLoss | None = None
     origin: NotFiniteEvent | None = None
     scales: tuple[Figure, Figure] | None = None
+    left_out: Figure = 0.0
+    left_out_since: Count | None = None
 
 
 # From this utilization on all cores count as in use.

@@ -57,6 +57,7 @@ from .figures import (
     headroom,
     idle,
     memory_bytes,
+    on_gpu,
     phase_shares,
     setting_text,
     shares_across,
@@ -420,6 +421,10 @@ class RunState(Facts):
         known.skipped += event.skipped
         known.since = event.skipping_since if event.steps else known.since
         known.loss = event.bad_loss
+        if event.left_out:
+            known.left_out += event.left_out * max(event.steps, 1) / max(event.timed_steps, 1)
+            if known.left_out_since is None:
+                known.left_out_since = event.step - event.steps
         if (scale := event.loss_scale) is not None:
             first, lowest = known.scales or (scale, scale)
             known.scales = first, min(lowest, scale)
@@ -522,7 +527,7 @@ class RunState(Facts):
         busy_s = (wall - overhead) * 1e-9
         step_ns = (wall - overhead) / steps if steps else None
         run, clocks = self.run, self.first_clocks
-        on_gpu = run is not None and run.device.startswith("cuda")
+        cuda = on_gpu(run)
         left = TimeLeft()
         if run is not None and step_ns is not None:
             left = time_left(
@@ -552,7 +557,7 @@ class RunState(Facts):
             headroom=headroom(run, self.sample, self.memory),
             loss_trend=self.losses.view(),
             rate_trend=self.rates.view(),
-            memory_trend=(self.memories if on_gpu else self.residents).view(),
+            memory_trend=(self.memories if cuda else self.residents).view(),
             gap_trend=self.gaps.view(),
             heap_trend=self.heaps.view(),
             pace=self.pace.view(),

@@ -38,7 +38,7 @@ from ndd_engine.record.events import (
     SampleEvent,
     WindowEvent,
 )
-from ndd_engine.record.figures import middle, place_in_step
+from ndd_engine.record.figures import is_script, middle, place_in_step
 from ndd_engine.record.file import EventLog, RunReader
 from ndd_engine.record.rundir import RunDir, Sources, sources_of
 from ndd_engine.record.snapshot import Snapshot
@@ -507,12 +507,8 @@ def _differences(a: Recorded, b: Recorded) -> Iterator[Difference]:
     yield from _changed("version", a.run.versions, b.run.versions)
     yield from _changed("machine", _machine(a), _machine(b))
     for kind in ("data", "model"):
-        name = "command" if kind == "data" and _is_script(a.run) else kind
+        name = "command" if kind == "data" and is_script(a.run) else kind
         yield from _changed(name, {name: getattr(a.run, kind)}, {name: getattr(b.run, kind)})
-
-
-def _is_script(run: RunEvent) -> bool:
-    return "script" in run.config
 
 
 def _settings(run: RunEvent) -> dict[str, Any]:
@@ -552,7 +548,7 @@ def _unlike(a: Recorded, b: Recorded) -> Iterator[str]:
         )
     if left.parameters != right.parameters or left.model != right.model:
         yield "the models differ"
-    if left.data != right.data and not _is_script(left):  # of a script, it is the command
+    if left.data != right.data and not is_script(left):  # of a script, it is the command
         yield "the data differ"
     for side in (a, b):
         if not side.snapshot.final:

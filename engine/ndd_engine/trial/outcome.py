@@ -443,12 +443,13 @@ def result(
         change=change.to_dict(),
         cause=request.cause,
         load=load if change.device == "cpu" and found is not None else "",
+        reason=reason,
     )
-    return replace(event, text=sentence(event, reason))
+    return replace(event, text=sentence(event))
 
 
-def sentence(event: TrialEvent, reason: str = "") -> str:
-    """The result in one sentence."""
+def verdict_parts(event: TrialEvent) -> list[str]:
+    """The verdict with its interval and reason, and under which load."""
     head = event.verdict
     if event.ratio is not None:
         head += "" if event.verdict in DIFFERENT else ":"
@@ -457,9 +458,14 @@ def sentence(event: TrialEvent, reason: str = "") -> str:
         if source := interval_source(event):
             head += f", {source}"
     # "out of memory on cuda:0 in forward" repeats the verdict.
+    reason = event.reason
     parts = [reason if reason.startswith(head) else head + (f": {reason}" if reason else "")]
-    if event.load:
-        parts.append(under_load(event))
+    return [*parts, under_load(event)] if event.load else parts
+
+
+def sentence(event: TrialEvent) -> str:
+    """The whole result in one sentence."""
+    parts = verdict_parts(event)
     if event.in_effect is not None:
         parts.append("in effect" if event.in_effect else f"not in effect: {event.not_in_effect}")
     before, after = event.base.get("peak_bytes"), event.change.get("peak_bytes")

@@ -371,7 +371,7 @@ class Trial:
         try:
             return self._in_one_process()
         except SideFailedError as error:
-            if error.kind == "late" or (error.kind == "ended" and self._replicates.blocks):
+            if error.kind in ("late", "refused") or (error.kind == "ended" and self._replicates.blocks):
                 raise
             first = error
         # Processes of their own show which side fails, and may have enough memory.
@@ -502,11 +502,13 @@ class Trial:
     def _failed(self, error: SideFailedError) -> tuple[str, str]:
         if error.kind == "late":
             setup = self._sides.facts[error.index].prepare_s is None
-            why = f"setup took more than {self._budget.elapsed_s:.0f} s" if setup else str(error)
+            took = f"setup took more than {self._budget.elapsed_s:.0f} s"
+            # It has trained before: the script came to its end, or pairs of processes are compared.
+            why = took if setup else f"after a new start, {error}"
             return "inconclusive", f"{why}; raise --budget above {self.request.budget_s:g}"
         if error.kind == "ended":
             return "inconclusive", f"{error} before enough was measured; let it train for longer"
-        if error.index == 0:
+        if error.index == 0 and error.kind != "refused":
             return "failed", f"the baseline itself fails: {error}"
         return ("out of memory" if error.kind == "oom" else "failed"), str(error)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ndd_engine.child import ChildError, ChildProcess, Json, StoppedError, decoded, spec_of, ticker
-from ndd_engine.config import Config, read
+from ndd_engine.config import Config, Draft, read
 from ndd_engine.errors import EXIT_MACHINE, EXIT_USAGE, MachineError, NddError, UsageError
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.gpus import GpuProfile, Machine, free_memory, match
@@ -17,6 +17,8 @@ from ndd_engine.predict.launches import StepEstimate
 from ndd_engine.predict.probe_process import Opened, Probed
 from ndd_engine.text import counted, size
 from ndd_engine.train.request import preflight
+from ndd_engine.trial.outcome import differences
+from ndd_watch.fitting import budget_bytes
 
 from .proposals import (
     LARGEST_MICRO,
@@ -41,7 +43,7 @@ TIMED = 4
 # Number of micro-batches to estimate on a GPU that is not in this machine.
 ESTIMATED = 4
 # A trace of more events takes long to replay: its peaks are interpolated between powers of this micro-batch.
-LONG_TRACE, APART = 40_000, 4
+LONG_TRACE, APART = 40_000, 16
 LONGEST_S = 1.0
 # The share of reading data and model; what a stage of a probe leaves of the progress within it.
 OPENING, STAGE = 0.2, 0.8
@@ -72,6 +74,8 @@ class Situation:
     ranks: int = 1
     ranks_why: str = ""
     rank_bytes: int = 0
+    # What the profile sets for size "auto" on a GPU with this memory.
+    tier: tuple[str, ...] = ()
 
     def usable(self, layout: Layout) -> int:
         """Usable memory of a rank."""
@@ -93,8 +97,8 @@ class ProbedModel:
     """Result of a probe. If it failed, memory and time are None and `why` is the reason.
 
     estimate: the range of `time` on a GPU that is not in this machine. data_share: items of the same data, relative to
-    the configured model. layout: of the ranks that it is for. instead: memory of a layout that is preferred where it
-    fits.
+    the configured model. recomputes: which blocks compute again, in words. layout: of the ranks that it is for.
+    instead: memory of a layout that is preferred where it fits.
     """
 
     model: Model
@@ -104,6 +108,7 @@ class ProbedModel:
     time: StepTime | None
     estimate: StepEstimate | None = None
     data_share: float = 1.0
+    recomputes: str = ""
     why: str = ""
     layout: Layout = SINGLE
     instead: Memory | None = None
@@ -151,9 +156,14 @@ class Planner:
         free = free_memory()  # before the probe process takes its share
         self._spec = spec_of(answers.config, answers.workload, sets)
         self._spec["gpu"] = None if gpu is None else gpu.slug
-        opened = decoded(Opened, self._ask({"do": "open", **self._spec})["opened"])
+        tier: tuple[str, ...] = ()
+        if gpu is not None and draft.size == "auto":
+            tier = tier_of(draft, draft.auto["gpu_size"], gpu.memory_gb)
+        opening = {"do": "open", **self._spec, "sets": [*self._spec["sets"], *tier]}
+        opened = decoded(Opened, self._ask(opening)["opened"])
         if draft.size == "auto":  # the batch depends on the GPU as well
-            config = draft.resolve(opened.size, opened.memory_gb if gpu is None else gpu.memory_gb)
+            memory_gb = opened.memory_gb if gpu is None else gpu.memory_gb
+            config, tier = draft.resolve(opened.size, memory_gb), tier_of(draft, opened.size, memory_gb)
         else:
             config = draft.resolve()
         if opened.size is not None:  # chosen once, because the process may be restarted
@@ -188,6 +198,7 @@ class Planner:
             ranks.count,
             ranks.why,
             each,
+            tier,
         )
 
     def _usable(self, free: int | None) -> int:
@@ -195,6 +206,9 @@ class Planner:
         if free is None:
             raise MachineError("the free GPU memory is unknown; name the GPU with --gpu")
         asked = self.answers.reserve_bytes
+        if self.answers.budget_memory is not None:
+            free = min(free, budget_bytes(self.answers.budget_memory) or free)
+            asked = asked or 0
         reserve = asked if asked is not None else int(free * RESERVED_SHARE)
         if reserve >= free:
             raise UsageError(f"--reserve-memory: cannot reserve {size(reserve)}, only {size(free)} are free")
@@ -206,7 +220,7 @@ class Planner:
         amps = situation.amps
         # On a GPU the last precision is the fastest.
         beside = amps[-1] if on_gpu(situation) else amps[0]
-        wanted = models(situation.config, self.answers, situation.sizes, amps, known, beside)
+        wanted = models(situation.config, self.answers, situation.sizes, amps, known, beside, situation.tier)
         first: ProbedModel | None = None
         for place, model in enumerate(wanted):
             self._each = (1 - OPENING) / len(wanted)
@@ -217,6 +231,10 @@ class Planner:
                 first = first or found
                 if model.sequence == first.model.sequence or not _alike(found, first):
                     yield found
+                if found is first and not self._configured_fits(situation, found):
+                    self._stage = f"choosing blocks of {model_name(model)} that compute again"
+                    budget = f'memory.budget="{situation.free_bytes // 10**6}MB"'
+                    yield self.probe_one(situation, replace(model, tier=(*model.tier, budget)))
                 continue
             present = layout_of(situation.config)
             compared = not place and situation.gpu is None and present != Layout(situation.ranks)
@@ -229,6 +247,15 @@ class Planner:
             if not (compared and present == layout) and not self._all_fit(situation, whole):
                 yield replace(self.probe_one(situation, model, layout), instead=whole.memory)
         self._done, self._each = 1.0, 0.0
+
+    def _configured_fits(self, situation: Situation, found: ProbedModel) -> bool:
+        """Whether the configured batch fits without blocks that compute again; if it was not probed, it may."""
+        batch, loader = situation.config.batch, situation.config.loader
+        if found.memory is None or situation.config.memory.budget or situation.config.memory.recompute:
+            return True
+        added = situation.opened.items.loader_bytes(on_gpu(situation), loader.placement, loader.cache)
+        fit = found.memory.fit(batch.micro, batch.accumulation, situation.free_bytes, added)
+        return bool(fit.fits and not fit.retries)
 
     def _all_fit(self, situation: Situation, found: ProbedModel) -> bool:
         """Whether the largest batch that has to fit does; if any effective batch will do, the smallest."""
@@ -308,6 +335,13 @@ class Planner:
         return ("off", *half), [f"bf16 is not probed: {profile.name} does not support it"]
 
 
+def tier_of(draft: Draft, size: str | None, memory_gb: float | None) -> tuple[str, ...]:
+    """The overrides of [workload] that a profile has for size "auto" on a GPU with this memory."""
+    plain, tier = draft.resolve(size), draft.resolve(size, memory_gb)
+    changed = differences(plain, tier).items()
+    return tuple(f"{key}={new}" for key, (_, new) in changed if key.startswith("workload."))
+
+
 def _alike(one: ProbedModel, other: ProbedModel) -> bool:
     """Whether both models have the same steps, as those of a factory that does not use the sequence."""
     if one.memory is None or other.memory is None or one.model.amp != other.model.amp:
@@ -322,7 +356,9 @@ def most_items(opened: Opened) -> int:
 
 def model_name(model: Model) -> str:
     """Display name, such as "small, sequence 128, bf16"."""
-    parts = [model.size or "model", f"sequence {model.sequence}", "" if model.amp == "off" else model.amp]
+    again = "recompute" if model.recomputes else ""
+    amp = "" if model.amp == "off" else model.amp
+    parts = [model.size or "model", f"sequence {model.sequence}", amp, again]
     return ", ".join(part for part in parts if part)
 
 
@@ -437,7 +473,7 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
                     if estimate is None
                     else (estimate.low.step_s(*times), estimate.high.step_s(*times)),
                     decides="" if estimate is None else estimate.decides(batch.micro, *times[2:]),
-                    cost="; ".join(filter(None, (RETRIES if retries else "", cost))),
+                    cost="; ".join(filter(None, (RETRIES if retries else "", found.recomputes, cost))),
                     retries=retries,
                     given=given if present else None,
                     steps_per_epoch=steps,
@@ -464,7 +500,7 @@ def present_model(situation: Situation) -> Model:
         amp = "off"
         if on_gpu(situation):
             amp = "bf16" if "bf16" in amps else "fp16" if "fp16" in amps else "off"
-    return Model(situation.opened.size, config.batch.sequence, amp)
+    return Model(situation.opened.size, config.batch.sequence, amp, situation.tier)
 
 
 def present_batch(config: Config) -> Batch:
@@ -482,8 +518,8 @@ def given_sets(situation: Situation, answers: Answers) -> tuple[str, ...] | None
     threads = () if opened.chosen_threads is None else (f"run.threads={opened.chosen_threads}",)
     batch = situation.config.batch  # it may depend on the memory of the GPU
     return (
-        f"workload.size={opened.size}", *threads, f"batch.sequence={batch.sequence}", f"batch.micro={batch.micro}",
-        f"batch.accumulation={batch.accumulation}",
+        f"workload.size={opened.size}", *situation.tier, *threads, f"batch.sequence={batch.sequence}",
+        f"batch.micro={batch.micro}", f"batch.accumulation={batch.accumulation}",
     )  # fmt: skip
 
 

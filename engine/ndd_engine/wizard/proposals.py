@@ -15,6 +15,7 @@ from ndd_engine.hardware.gpus import GpuProfile, Machine
 from ndd_engine.hardware.named_gpus import gpu_named
 from ndd_engine.predict.probe_process import Opened
 from ndd_engine.trial.outcome import LENGTH
+from ndd_watch.fitting import budget_bytes
 
 Goal = Literal["throughput", "low-memory", "reproducible", "time"]
 GOALS: dict[Goal, str] = {
@@ -39,7 +40,8 @@ class Answers:
     for any. min_sequence: minimum sequence; sizes: acceptable model sizes. Without them, a shorter sequence and the
     neighbouring sizes are shown as alternatives, which are not recommended. ranks: number of ranks to propose, None for
     one on each GPU of this machine.
-    reserve_bytes: memory to keep free, None for RESERVED_SHARE of the free memory.
+    reserve_bytes: memory to keep free, None for RESERVED_SHARE of the free memory. budget_memory: the most memory that
+    a rank may use, as in memory.budget, None for what is free.
     """
 
     config: Path | None = None
@@ -53,6 +55,7 @@ class Answers:
     min_sequence: int | None = None
     sizes: tuple[str, ...] = ()
     reserve_bytes: int | None = None
+    budget_memory: str | None = None
     ranks: int | None = None
 
     @property
@@ -96,6 +99,8 @@ class Answers:
             raise UsageError(
                 f"--min-sequence {self.min_sequence}: allowed: 2 to {sequence} (the configured sequence)"
             )
+        if self.budget_memory is not None and not budget_bytes(self.budget_memory):
+            raise UsageError(f"--budget-memory {self.budget_memory}: allowed: a size such as 8GB or 7.5 GiB")
         if self.reserve_bytes is not None and self.reserve_bytes < 0:
             raise UsageError(f"--reserve-memory {self.reserve_bytes}: allowed: 0 or more")
         unknown = [size for size in self.sizes if size not in known_sizes]
@@ -138,11 +143,20 @@ GRAIN = 8
 
 @dataclass(frozen=True)
 class Model:
-    """A model variant that needs its own probe. amp: as in precision.amp, but never "auto"."""
+    """A model variant that needs its own probe. amp: as in precision.amp, but never "auto".
+
+    tier: further overrides: of the size "auto" for the memory of a GPU, and a memory budget.
+    """
 
     size: str | None
     sequence: int
     amp: str
+    tier: tuple[str, ...] = ()
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether it is within a memory budget."""
+        return any(text.startswith("memory.") for text in self.tier)
 
     @property
     def precision(self) -> str:
@@ -152,7 +166,7 @@ class Model:
     def sets(self) -> tuple[str, ...]:
         """The overrides that select it."""
         size = () if self.size is None else (f"workload.size={self.size}",)
-        return (*size, f"batch.sequence={self.sequence}", f"precision.amp={self.amp}")
+        return (*size, *self.tier, f"batch.sequence={self.sequence}", f"precision.amp={self.amp}")
 
 
 @dataclass(frozen=True)
@@ -175,27 +189,29 @@ def models(
     amps: Sequence[str],
     known: Sequence[str] = (),
     beside_amp: str | None = None,
+    tier: tuple[str, ...] = (),
 ) -> list[Model]:
     """The models to probe, the configured one first.
 
     sizes: () for the configured size only. known: all sizes, in ascending order. Sizes and sequences that were asked
     for are combined, with each precision. Otherwise the configured model has each precision; half of its sequence and
-    the sizes next to it have `beside_amp`, by default the first.
+    the sizes next to it have `beside_amp`, by default the first. tier: see Model, of the configured size.
     """
     size, sequence = getattr(config.workload, "size", None), config.batch.sequence
     chosen: Sequence[str | None] = list(sizes) or [size]
     if not answers.alternatives:
         found = [
-            Model(one, length, amp)
+            Model(one, length, amp, tier if one == size else ())
             for one in chosen
             for length in sequences(sequence, answers.min_sequence)
             for amp in amps
         ]
         return sorted(found, key=lambda model: (model.size, model.sequence) != (size, sequence))
     now = chosen[0]
-    found, amp = [Model(now, sequence, amp) for amp in amps], beside_amp or amps[0]
+    tier = tier if now == size else ()
+    found, amp = [Model(now, sequence, amp, tier) for amp in amps], beside_amp or amps[0]
     if "sequence" not in answers.keep and sequence >= 2 * SHORTEST:
-        found.append(Model(now, sequence // 2, amp))
+        found.append(Model(now, sequence // 2, amp, tier))
     if "size" not in answers.keep and now is not None and now in known:
         place = list(known).index(now)
         beside = (*known[max(place - 1, 0) : place], *known[place + 1 : place + 2])
@@ -342,6 +358,8 @@ def ranks_to_propose(
 
 Json = dict[str, Any]
 NOT_MEASURED = "not measured"
+# A larger effective batch is proposed only if it leaves so many steps an epoch: a model learns in steps.
+FEWEST_STEPS = 50
 # Rounds of a verification that only sort out the slow ones.
 SHORT_ROUNDS = 2
 
@@ -434,6 +452,11 @@ class Proposal:
         return max((self.memory_bytes or 0) - self.free_bytes, 0)
 
     @property
+    def enough_steps(self) -> bool:
+        """Whether an epoch keeps FEWEST_STEPS steps, or the effective batch is at most the configured one."""
+        return self.batch_times <= 1 or self.steps_per_epoch is None or self.steps_per_epoch >= FEWEST_STEPS
+
+    @property
     def spare_bytes(self) -> int | None:
         """Usable bytes that are left; negative if it does not fit, None if the memory is unknown."""
         return None if self.memory_bytes is None else self.free_bytes - self.memory_bytes
@@ -495,6 +518,7 @@ class Proposal:
             "size": self.model.size,
             "sequence": self.model.sequence,
             "amp": self.model.amp,
+            "recomputes": self.model.recomputes,
             "micro": self.batch.micro,
             "accumulation": self.batch.accumulation,
             "ranks": self.layout.ranks,

@@ -54,8 +54,10 @@ def ranked(proposals: Sequence[Proposal], answers: Answers) -> list[Proposal]:
     """Those that fit, are allowed and are no alternatives, best for the goal first.
 
     For throughput: of those within PAYS of the fastest, one that keeps the effective batch, then the smallest batch.
+    Those with too few steps an epoch count only if all have.
     """
     fitting = [one for one in proposals if one.fits and one.allowed and not one.alternative]
+    fitting = [one for one in fitting if one.enough_steps] or fitting
     known = [proposal for proposal in fitting if proposal.items_per_s is not None]
     lean: list[Proposal] = []
     if answers.goal == "low-memory" and known:
@@ -93,8 +95,9 @@ def handful(proposals: Sequence[Proposal], answers: Answers) -> list[Proposal]:
     """The proposals that differ in what matters: the best first, alternatives after those, what does not fit last.
 
     Of the configured model: the best of each precision; what keeps the effective batch; what needs the least memory at
-    FAST_ENOUGH of the speed; the present configuration and everything measured. Of each other model: the best. What
-    does not fit: the one with the least over the limit, and the smallest batch of each model that does not fit at all.
+    FAST_ENOUGH of the speed; the present configuration and everything measured. Of each other model: the best; of one
+    whose blocks compute again, the largest micro-batch. What does not fit: the one with the least over the limit, and
+    the smallest batch of each model that does not fit at all.
     """
     order = ranked(proposals, answers)
     chosen: list[Proposal] = []
@@ -109,7 +112,10 @@ def handful(proposals: Sequence[Proposal], answers: Answers) -> list[Proposal]:
         by_model.setdefault((one.model, one.layout), []).append(one)
     for rows in by_model.values():
         fitting = [one for one in rows if one.fits and one.allowed and one.items_per_s is not None]
-        add(ranked([replace(one, alternative=False) for one in fitting], answers))
+        if rows[0].model.recomputes:  # for a larger micro-batch
+            add(sorted(fitting, key=lambda one: -one.batch.micro))
+        else:
+            add(ranked([replace(one, alternative=False) for one in fitting], answers))
         if not fitting:
             add(sorted(rows, key=lambda one: (one.missing_bytes, one.batch.items)))
     same = [one for one in order if one.batch_times == 1]

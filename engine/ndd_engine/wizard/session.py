@@ -309,6 +309,8 @@ def reasons(situation: Situation, proposal: Proposal) -> dict[str, str]:
         if measured is not None and measured.step_s:
             text += f", measured {number(batch.items / measured.step_s)}"
         found["batch.accumulation"] += f", {text}"
+    if proposal.model.recomputes:
+        found["memory.budget"] = "blocks compute again in backward, so that it fits"
     if proposal.threads is not None:
         found["run.threads"] = (
             ", ".join(

@@ -8,7 +8,6 @@ import time
 from ndd_console.jobs.run_sources import AttachedSource
 from ndd_console.output.run_log import RunProgress
 from ndd_console.process.terminal import interactive
-from ndd_console.words.diagnosis import Diagnosis
 from ndd_console.words.run import summary
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, NddError
 from ndd_engine.record.events import Event
@@ -55,7 +54,6 @@ def attach(asked: Asked) -> int:
     except KeyboardInterrupt:
         say("detached; the run continues")
         return EXIT_DONE
-    found = Diagnosis().of(snapshot)
-    show(summary(snapshot, snapshot.end, str(directory.path), found.findings, found.trouble))
+    show(summary(snapshot, snapshot.end, directory.path))
     status = snapshot.end.exit_status if snapshot.end else EXIT_FAILED
     return status if status < 256 else EXIT_FAILED

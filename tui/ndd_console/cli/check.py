@@ -23,7 +23,13 @@ from .printing import say, show
 if TYPE_CHECKING:
     from ndd_engine.predict.budget import Plan
 
-_TIMES = ("step_s", "step_measured", "steps_per_epoch", "total_steps", "epoch_s", "total_s")
+# Figures of the prediction, and what its memory and its plan for a budget say of themselves, in JSON.
+_FIGURES = (
+    "parameters", "nearest", "available_bytes", "fits", "retries", "step_s", "step_measured", "steps_per_epoch",
+    "total_steps", "epoch_s", "total_s", "step_range_s",
+)  # fmt: skip
+_OF_MEMORY = ("source", "reliable", "why_not")
+_OF_PLAN = ("peak_bytes", "levels", "blocks", "slower", "refused", "why")
 
 
 @command(
@@ -65,16 +71,8 @@ def check(
 
 def _plan(plan: Plan, limit_bytes: int | None) -> dict[str, Any]:
     """What memory.budget asks for."""
-    return {
-        "limit_bytes": limit_bytes,
-        "peak_bytes": plan.peak_bytes,
-        "found": plan.memory is not None,
-        "levels": plan.levels,
-        "blocks": plan.blocks,
-        "slower": plan.slower,
-        "refused": plan.refused,
-        "why": plan.why,
-    }
+    known = {name: getattr(plan, name) for name in _OF_PLAN}
+    return {"limit_bytes": limit_bytes, "found": plan.memory is not None, **known}
 
 
 def of_factory(draft: Draft, error: ConfigError) -> list[Problem]:
@@ -105,8 +103,13 @@ def examine(draft: Draft, gpu: GpuProfile | None = None) -> dict[str, Any]:
     from ndd_engine.predict.outlook import predict, predict_for
     from ndd_engine.workloads.base import item_count
 
+    told: set[str] = set()
+
     def tell(text: str) -> None:
-        say(f"{text} …")
+        """Each stage once: every model size that is probed goes through the same ones."""
+        if text not in told:
+            told.add(text)
+            say(f"{text} …")
 
     found = predict(draft, tell) if gpu is None else predict_for(draft, gpu, tell)
     prediction, machine, workload, choice = found[:4]
@@ -124,25 +127,17 @@ def examine(draft: Draft, gpu: GpuProfile | None = None) -> dict[str, Any]:
         "train_items": found.items,
         "eval_items": item_count(workload.eval_data),
         "model": workload.describe_model(),
-        "parameters": prediction.parameters,
         "micro_batch": config.batch.micro,
         "effective_batch": config.items_per_step,
         "ranks": config.parallel.ranks,
         "strategy": config.parallel.strategy if config.parallel.ranks > 1 else None,
         "sharded": None if prediction.sharded is None else asdict(prediction.sharded),
         "predicted_bytes": prediction.parts,
-        "memory_source": prediction.memory.source,
-        "memory_reliable": prediction.memory.reliable,
-        "memory_why_not": prediction.memory.why_not,
-        "nearest": prediction.nearest,
+        **{f"memory_{name}": getattr(prediction.memory, name) for name in _OF_MEMORY},
         "ways": [asdict(way) for way in prediction.ways],
         "budget": None if prediction.plan is None else _plan(prediction.plan, prediction.available_bytes),
-        "available_bytes": prediction.available_bytes,
-        "fits": prediction.fits,
-        "retries": prediction.retries,
         "bytes_without_retries": prediction.fit.roomy_bytes,
-        **{name: getattr(prediction, name) for name in _TIMES},
-        "step_range_s": prediction.step_range_s,
+        **{name: getattr(prediction, name) for name in _FIGURES},
         "decides": None if estimate is None else estimate.decides(micro, prediction.config.loader.workers),
         "step_doubt": prediction.time.doubt,
         "busy": None if prediction.busy is None else busy_cores(prediction.busy),

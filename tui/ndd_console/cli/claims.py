@@ -8,13 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ndd_console.render.text import lines
-from ndd_console.words.trial import (
-    claims_listed,
-    claims_measured,
-    duration_text,
-    measurement,
-    part_conditions,
-)
+from ndd_console.words.claims import claims_listed, claims_measured, duration_text, part_conditions
+from ndd_console.words.trial import measurement
 from ndd_engine.text import counted
 
 from . import options

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from ndd_console.words.config import key_in_full, keys_listed
+from ndd_console.words.settings import key_in_full, keys_listed
 from ndd_engine.config import DEFAULT_WORKLOAD, read
 from ndd_engine.config.loading import meant
 from ndd_engine.errors import UsageError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ndd_console.words.weights import exported_texts, loading_text
+from ndd_console.words.runs import exported_texts, loading_text
 from ndd_engine.record.rundir import find_run
 
 from .completion import run_names

@@ -114,15 +114,10 @@ def command(
     status: str, *examples: str, stops: bool = False, **more: Any
 ) -> Callable[[Callable[..., Any]], click.Command]:
     """A command with examples and exit status after its help. stops: it can be interrupted and terminated."""
-    return click.command(epilog=_epilog(status, examples, stops), **more)
+    return click.command(epilog=epilog(status, examples, stops), **more)
 
 
-def group(status: str, *examples: str) -> Callable[[Callable[..., Any]], click.Group]:
-    """A command that has further commands, and does something without one."""
-    return click.group(epilog=_epilog(status, examples), invoke_without_command=True)
-
-
-def _epilog(status: str, examples: Sequence[str], stops: bool = False) -> str:
+def epilog(status: str, examples: Sequence[str], stops: bool = False) -> str:
     shown = "\n".join(f"  ndd-console {line}" for line in examples)
     stopped = f", {EXIT_INTERRUPTED} {INTERRUPTED}, {EXIT_TERMINATED} {TERMINATED}" if stops else ""
     return f"\b\nExamples:\n{shown}\n\nExit status: {status}{stopped}."

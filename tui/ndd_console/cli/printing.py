@@ -118,9 +118,8 @@ def stoppable(what: str) -> Iterator[Stop]:
         stop.exit_status = EXIT_INTERRUPTED if number == signal.SIGINT else EXIT_TERMINATED
         stop.set()
         with contextlib.suppress(OSError):
-            os.write(
-                2, f"{command_stopping(what)}\n".encode()
-            )  # a signal may arrive within a write to the buffer of standard error
+            # Directly: a signal may arrive within a write to the buffer of standard error.
+            os.write(2, f"{command_stopping(what)}\n".encode())
 
     before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

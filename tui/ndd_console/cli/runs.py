@@ -9,17 +9,20 @@ import click
 
 from ndd_console.jobs.run_sources import RUN_COLUMNS, HomeFolder
 from ndd_console.words.blocks import Table
-from ndd_console.words.folder import deletion_table, deletion_total, no_runs_text
+from ndd_console.words.runs import deletion_table, deletion_total, no_runs_text
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, RunLockedError, UsageError
 from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import printable
 
 from .completion import run_names
-from .options import Asked, command, flag, gathered, group, json_option
+from .options import Asked, command, epilog, flag, gathered, json_option
 from .printing import say, show
 
 
-@group("0", "runs", "--runs ~/experiments runs --json", "runs delete baseline")
+@click.group(
+    epilog=epilog("0", ("runs", "--runs ~/experiments runs --json", "runs delete baseline")),
+    invoke_without_command=True,
+)
 @json_option
 @click.pass_context
 def runs(ctx: click.Context, as_json: bool) -> None:
@@ -83,9 +86,7 @@ def delete(asked: Asked) -> int:
         return EXIT_DONE
     if not asked.yes:
         if not sys.stdin.isatty():
-            raise UsageError(
-                f"deleting {total} needs an answer: add --yes, as there is no terminal to ask on"
-            )
+            raise UsageError(f"deleting {total} needs an answer: without a terminal, add --yes")
         if not click.confirm(printable(f"Delete {total} in {root.absolute()}?"), default=False, err=True):
             say("nothing was deleted")
             return EXIT_FAILED

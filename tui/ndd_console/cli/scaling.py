@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import click
 
-from ndd_console.words.trial import scaling_blocks
+from ndd_console.words.scaling import scaling_blocks
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
 from ndd_engine.text import foreign

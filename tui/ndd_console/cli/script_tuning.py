@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from ndd_console.words.trial import tuning_blocks
+from ndd_console.words.trial import edit_lines, tuning_blocks
 from ndd_engine.diagnose import diagnose
 from ndd_engine.errors import EXIT_FAILED, UsageError
 from ndd_engine.hardware.detect import detect
-from ndd_engine.record.events import TrialEvent
 from ndd_engine.record.file import load_state
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.script.command import (
-    Command,
-    check_contained,
-)
+from ndd_engine.script.command import Command, check_contained
 from ndd_engine.script.script_tuning import observe, tune_script
 from ndd_engine.script.trials import run_script_trial
 from ndd_engine.trial.campaign import Campaign
-from ndd_engine.trial.outcome import Progress, TrialRequest
 from ndd_engine.trial.tuning import Tuning, TuningState, place_of
 
 from .options import Asked
@@ -40,15 +34,11 @@ def tune_script_run(asked: Asked, script: RunDir | None, look: Callable[[TuningS
         if not asked.allow_side_effects:
             check_contained(state.run.config)
         run, seen = state.run, diagnose(state.snapshot())
-
-        def measure(
-            request: TrialRequest, tell: Callable[[Progress], None], stop: threading.Event | None
-        ) -> TrialEvent:
-            return run_script_trial(request, run.config, run.device, tell, stop)
-
         campaign = Campaign(
-            TuningState(), look, stop, asked.budget, measure, lambda trial: record(directory, trial, say)
-        )
+            TuningState(), look, stop, asked.budget,
+            lambda request, tell, stop: run_script_trial(request, run.config, run.device, tell, stop),
+            lambda trial: record(directory, trial, say),
+        )  # fmt: skip
         tuning = Tuning(campaign, asked.only, asked.allow_side_effects)
         tuned, edit = tune_script(directory, run, seen, place_of(detect(use_torch=False)), tuning)
     diff, advice = (edit.diff, edit.advice) if edit is not None else ([], ())
@@ -57,5 +47,5 @@ def tune_script_run(asked: Asked, script: RunDir | None, look: Callable[[TuningS
     else:
         show(tuning_blocks(tuned))
         if edit is not None:
-            show(["", *diff, *(f"  {text}" for text in advice)])
+            show(edit_lines(edit))
     return stop.exit_status or (EXIT_FAILED if tuned.stopped else 0)

@@ -19,11 +19,7 @@ from .options import Asked, command, configuration, count, flag, gathered, name_
 from .printing import say
 
 # Section of the configuration -> its keys that have an option of their own.
-_GIVEN = {
-    "run": ("max_steps", "name"),
-    "log": ("kernels_every", "trace"),
-    "parallel": ("ranks", "restarts"),
-}
+_GIVEN = {"run": ("max_steps", "name"), "log": ("kernels_every", "trace"), "parallel": ("ranks", "restarts")}
 
 
 @command(

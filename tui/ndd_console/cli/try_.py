@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ndd_console.words.diagnosis import Diagnosis
+from ndd_console.words.finding import proposed_text
 from ndd_console.words.trial import edit_lines, left_out_text, measurement, trial_blocks
 from ndd_engine.api.sources import baseline_of
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, UsageError
@@ -47,37 +47,26 @@ LEFT_OUT = 0.02
     name="try",
 )
 @click.argument(
-    "words",
-    nargs=-1,
-    metavar="[RUN|CONFIG | -- COMMAND...]",
-    type=click.UNPROCESSED,
-    shell_complete=run_names,
-)
+    "words", nargs=-1, metavar="[RUN|CONFIG | -- COMMAND...]", type=click.UNPROCESSED, shell_complete=run_names,
+)  # fmt: skip
 @options.set_option
 @options.workload_option
 @options.budget_option("Maximum duration, setup included; the trial ends early once the result is clear.")
 @options.pause_option
-@click.option(
+@options.flag(
     "--separate-processes",
     "restarts",
-    is_flag=True,
     help="Measure in pairs of processes, even if one process could switch between both sides.",
 )
 @click.option("--cause", metavar="CAUSE", help="Finding that suggested the change, stored with the result.")
 @click.option(
-    "--arg",
-    "arguments",
-    metavar="NAME=VALUE",
-    multiple=True,
+    "--arg", "arguments", metavar="NAME=VALUE", multiple=True,
     help="Try another argument of the script's command, e.g. batch-size=128; repeatable.",
-)
+)  # fmt: skip
 @click.option(
-    "--env",
-    "variables",
-    metavar="NAME=VALUE",
-    multiple=True,
+    "--env", "variables", metavar="NAME=VALUE", multiple=True,
     help="Try another environment variable for the script; repeatable.",
-)
+)  # fmt: skip
 @options.flag("--apply", help="Write the edit that makes a faster change to the script, after a question.")
 @options.side_effects_option
 @options.json_option
@@ -112,7 +101,7 @@ def try_(asked: options.Asked) -> int:
     arguments = (f"{ARGUMENT}{item}" for item in asked.arguments)
     starts = (*arguments, *(f"{VARIABLE}{item}" for item in asked.variables))
     sets, outside = (*asked.sets, *starts), asked.allow_side_effects
-    if not sets and base.run is not None and (proposed := _proposed(base.run)):
+    if not sets and base.run is not None and (proposed := proposed_text(load_state(base.run).snapshot())):
         raise UsageError(f"no settings to try; the findings of {base.run.name} propose {proposed}")
     request = TrialRequest(base, sets, asked.budget, asked.cause, asked.restarts, outside)
     from ndd_engine.trial.trial import check, held, to_pause
@@ -133,13 +122,9 @@ def try_(asked: options.Asked) -> int:
             return EXIT_DONE
         measure = partial(run_script_trial, request, state.run.config, state.run.device)
     elif asked.apply:
-        raise UsageError(
-            "--apply edits the file of an observed script; a configuration is written with tune -o FILE"
-        )
+        raise UsageError("--apply edits an observed script; a configuration is written with tune -o FILE")
     elif starts or asked.allow_side_effects:
-        raise UsageError(
-            "--arg, --env and --allow-side-effects are for the run of an observed script (ndd-console run)"
-        )
+        raise UsageError("--arg, --env and --allow-side-effects are for observed scripts (ndd-console run)")
     else:
         from ndd_engine.trial.trial import run_trial
 
@@ -155,13 +140,6 @@ def try_(asked: options.Asked) -> int:
     if state is not None and not asked.as_json:
         _tell_of_script(state, request, trial, asked.apply)
     return stop.exit_status or (EXIT_FAILED if trial.verdict == "failed" else EXIT_DONE)
-
-
-def _proposed(run: RunDir) -> str:
-    """The settings that the findings of a run propose, as options; "" without any."""
-    findings = Diagnosis().of(load_state(run).snapshot()).findings
-    changes = (change.sets for finding in findings for change in finding.changes)
-    return ", or ".join(dict.fromkeys(" ".join(f"--set {one}" for one in sets) for sets in changes if sets))
 
 
 def _tell_of_script(state: RunState, request: TrialRequest, trial: TrialEvent, apply: bool) -> None:

@@ -58,6 +58,11 @@ if TYPE_CHECKING:
     help="Memory to keep free (default: 8 % of the free memory).",
 )
 @click.option(
+    "--budget-memory",
+    metavar="SIZE",
+    help="Most memory that a rank may use, such as 8GB (default: what is free, less the reserve).",
+)
+@click.option(
     "--gpu",
     metavar="NAME",
     help=f"Propose for a GPU that is not in this machine, by its profile or by figures such as {GIVEN}.",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ndd_console.process.thread import ThreadJob
 from ndd_console.words.blocks import Block, Text
 from ndd_console.words.machine import machine_blocks
-from ndd_console.words.wizard import other_gpu_blocks, situation_texts
+from ndd_console.words.wizard import MEANINGS, data_texts, other_gpu_blocks, situation_texts
 from ndd_engine.config import DEFAULT_WORKLOAD
 from ndd_engine.config.loading import text_of
 from ndd_engine.errors import NddError, UsageError
@@ -21,7 +21,7 @@ from ndd_engine.files import replaces, write_text
 from ndd_engine.hardware.detect import detect
 from ndd_engine.hardware.named_gpus import gpu_named, usable_bytes
 from ndd_engine.record.rundir import all_runs
-from ndd_engine.text import counted, number, size
+from ndd_engine.text import number, size
 from ndd_engine.wizard.proposals import (
     GOALS,
     RESERVED_SHARE,
@@ -44,12 +44,6 @@ _STEM = "wizard"  # default file name
 _RESERVED = (0.0, 0.2, 0.4, 0.6)
 # Choices for the effective batch, relative to the configured one.
 _TIMES = (2, 4, 8)
-MEANINGS = {
-    "throughput": "as many items per second as possible within the limits below",
-    "low-memory": "little memory at nearly full speed, for a machine shared with others",
-    "reproducible": "fp32 and deterministic algorithms: the same results on the same machine",
-    "time": "the shortest time for the number of items below, including data preparation",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,14 +159,7 @@ class WizardJob(ThreadJob):
         self._config, self._sizes, self._trouble = config, draft.sizes, ""
         self._open = draft.size == "auto"
         self._train_items = None if known is None else known.train_items
-        if known is None:
-            return ("the number of items is known after the data has been read",)
-        amount = counted(known.train_items, f"training {known.item}")
-        if known.tokens_per_item:
-            amount += f", {counted(known.tokens_per_item, known.token or 'token')} each"
-        if self._open:
-            amount += f" (with size {config.workload.size}; the size is chosen automatically)"
-        return (known.text, amount)
+        return data_texts(known, str(config.workload.size) if self._open else "")
 
     def fields(self) -> tuple[Field, ...]:
         return tuple(self._questions())
@@ -183,45 +170,41 @@ class WizardJob(ThreadJob):
         goals = [{"goal": goal} for goal in GOALS]
         yield Field("goal", GOALS[answers.goal], MEANINGS[answers.goal], goals)
         if answers.goal == "time":
-            text = "the total number of items to train on"
             numbers = [{"items": amount} for amount in (items, items * 2, max(items // 2, 1))]
-            yield Field("number of items", number(answers.items), text, numbers)
+            yield Field("number of items", number(answers.items), MEANINGS["number of items"], numbers)
         batch = answers.step_items(config)
         configured = self._open and answers.effective_batch is None
         text = "any" if batch is None else "as configured" if configured else str(batch)
-        meaning = "items per optimizer step; kept by gradient accumulation, because changing it changes the training"
         now, most = config.batch.items, self._train_items or sys.maxsize
         larger = (now * times for times in _TIMES if now * times <= most)
         held = [self._kept("batch", False), self._kept("batch", True)]
         held = [{**one, "effective_batch": None} for one in held]
         held += [{"effective_batch": size} for size in larger]
-        yield Field("effective batch", text, meaning, held)
+        yield Field("effective batch", text, MEANINGS["effective batch"], held)
         kept = "as configured" if self._open else str(config.batch.sequence)
         beside = kept if "sequence" in answers.keep else f"{kept}, half of it beside"
         text = beside if answers.min_sequence is None else str(answers.min_sequence)
-        meaning = "shorter sequences are faster and need less memory, but give the model less context"
         shorter = [self._longest // 2**power for power in range(1, 6 if self._open else 4)]
         lengths = [{**self._kept("sequence", keep), "min_sequence": None} for keep in (False, True)]
         lengths += [
             {**self._kept("sequence", False), "min_sequence": length} for length in shorter if length >= 2
         ]
-        yield Field("minimum sequence", text, meaning, lengths)
+        yield Field("minimum sequence", text, MEANINGS["minimum sequence"], lengths)
         if self._sizes:
             automatic = "automatic" if self._open else "as configured"
             beside = automatic if "size" in answers.keep else f"{automatic}, its neighbours beside"
             text = ", ".join(answers.sizes) or beside
-            meaning = "smaller models are faster and need less memory, but reach a higher loss"
             named = [*((name,) for name in self._sizes), self._sizes]
             chosen = [{**self._kept("size", keep), "sizes": ()} for keep in (False, True)]
             chosen += [{**self._kept("size", False), "sizes": one} for one in named]
-            yield Field("model sizes", text, meaning, chosen)
+            yield Field("model sizes", text, MEANINGS["model sizes"], chosen)
         reserved = answers.reserve_bytes
         text = f"{RESERVED_SHARE * 100:.0f} % of free memory" if reserved is None else size(reserved)
         here = self._machine.free_bytes if self._machine is not None else None
         free = here if answers.gpu is None else usable_bytes(gpu_named(answers.gpu))
         shares = () if free is None else (int(share * free) for share in _RESERVED)
         spare = [{"reserve_bytes": count} for count in (None, *shares)]
-        yield Field("reserved memory", text, "kept free for evaluation, libraries and other processes", spare)
+        yield Field("reserved memory", text, MEANINGS["reserved memory"], spare)
 
     def _kept(self, name: str, keep: bool) -> dict[str, Any]:
         """The change of the answers that keeps one more or one less as configured."""

@@ -14,6 +14,7 @@ from typing import TextIO
 
 from ndd_console.words.finding import event_line
 from ndd_console.words.run import introduction, progress_line
+from ndd_console.words.trial import trial_line
 from ndd_engine.diagnose.finding import advice_of
 from ndd_engine.files import open_regular
 from ndd_engine.record.events import Event, FindingEvent, MarkEvent, RunEvent, SettingEvent, TrialEvent
@@ -252,7 +253,7 @@ class RunProgress:
             if before != self._findings.get(event.cause) and (line := event_line(event)):
                 self._say(line)
         elif isinstance(event, TrialEvent):
-            self._say(f"trial of {', '.join(event.sets)} vs. {event.against}: {event.text}")
+            self._say(trial_line(event))
 
     def look(self, snapshot: Snapshot) -> None:
         now, stage = self._clock(), snapshot.stage

@@ -13,6 +13,7 @@ from ndd_console.view.rows import (
     cut,
     labelled,
     paragraph,
+    short_places,
     shorten,
     titled,
     width_of,
@@ -100,7 +101,7 @@ def _table(table: Table, width: int) -> list[Row]:
 
     while shown[-1] != wide and room() < min(widths[wide], _LEAST):
         shown.pop()
-    below = shown[-1] == wide and len(shown) > 1 and room() < min(widths[wide], _LEAST) and not table.paths
+    below = shown[-1] == wide and len(shown) > 1 and room() < min(widths[wide], _LEAST)
     if below:
         shown.pop()
         while len(shown) > 2 and room() + 2 < 0:
@@ -109,32 +110,23 @@ def _table(table: Table, width: int) -> list[Row]:
         while shown[0] != wide and room() < min(widths[wide], 8):
             shown.pop(0)
         widths[wide] = max(min(widths[wide], room()), 1)
-    wraps = not below and shown[-1] == wide and not table.paths
+    indent, room_below = (4, max(width - 4, 1)) if below else (0, widths[wide])
+    indent = indent or sum(widths[index] + 2 for index in shown[: shown.index(wide)])
     rows: list[Row] = []
     for number, texts in enumerate(grid, -1):
-        long = paragraph(texts[wide], max(width - 4, 1) if below else widths[wide], "dim", _LONG)
+        long = paragraph(short_places(texts[wide], room_below), room_below, "dim", _LONG)
         parts = []
         for index in shown:
-            text = _cut(texts[index], widths[index], table.paths and number >= 0)
-            if index == wide and wraps and long:
-                text = long.pop(0)[0][0]
+            text = shorten(texts[index], widths[index])
+            if index == wide:
+                text = long.pop(0)[0][0] if long else ""
             blank = " " * (widths[index] - cells(text))
             parts.append(blank + text if index in table.right else text + blank)
         style = "dim" if number < 0 else "warn" if number in table.warn else "text"
         rows.append(((shorten("  ".join(parts).rstrip(), width), style),))
-        if (below and number >= 0) or wraps:
-            indent = 4 if below else sum(widths[index] + 2 for index in shown[:-1])
+        if number >= 0 or not below:
             rows += [((" " * indent, "dim"), *row) for row in long]
     return rows
-
-
-def _cut(text: str, width: int, path: bool) -> str:
-    """The text in at most `width` cells; a path is cut at its start."""
-    if cells(text) <= width or not path:
-        return shorten(text, width)
-    while cells(text) > width - 1:
-        text = text[1:]
-    return "…" + text
 
 
 def _bars(block: Bars, width: int) -> list[Row]:

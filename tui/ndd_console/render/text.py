@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text as Words
 
 from ndd_console.view.bars import bar, interval_rows, sparkline
-from ndd_console.view.rows import cells
+from ndd_console.view.rows import cells, short_places
 from ndd_console.view.style import to_ascii
 from ndd_console.words.blocks import (
     Bars,
@@ -45,11 +45,11 @@ _SPARK = (14, 40)  # minimum and maximum cells of a sparkline
 def page_text(page: Page, ascii_only: bool = False) -> str:
     """A whole page, 100 columns wide, ending in a newline."""
     head = (f"{page.name}: {page.status[0]}", page.subtitle, page.made)
-    parts: list[RenderableType] = [*map(_words, head), *_block(page.summary)]
+    parts: list[RenderableType] = [*map(_words, head), *_block(page.summary, WIDTH)]
     for section in page.sections:
         parts += ["", Rule(_words(section.title), characters="═", align="left")]
         for block in section.blocks:
-            parts += ["", *_block(block)]
+            parts += ["", *_block(block, WIDTH)]
     shown = _lines(parts, WIDTH)
     return "\n".join(map(to_ascii, shown) if ascii_only else shown) + "\n"
 
@@ -61,7 +61,7 @@ def lines(blocks: Iterable[Block], width: int | None = None, colour: bool = Fals
     for block in blocks:
         if before is not None and not (isinstance(before, Text) and isinstance(block, Text)):
             parts.append("")
-        parts += _block(block)
+        parts += _block(block, width or _UNLIMITED)
         before = block
     return _lines(parts, width or _UNLIMITED, colour)
 
@@ -85,7 +85,7 @@ def _words(text: object, style: str = "") -> Words:
     return Words(" " * (len(shown) - len(shown.lstrip(" "))) + safe(shown), style)
 
 
-def _block(block: Block) -> Iterator[RenderableType]:
+def _block(block: Block, width: int) -> Iterator[RenderableType]:
     match block:
         case Text():
             yield _words(("! " if block.tone in ("warn", "bad") else "") + block.text, _STYLES[block.tone])
@@ -104,20 +104,16 @@ def _block(block: Block) -> Iterator[RenderableType]:
         case _:
             if block.title:
                 yield _words(f"-- {block.title}", "bold")
-            yield from _figure(block)
+            yield from _figure(block, width)
             if block.note:
                 yield Padding(_words(block.note, "dim"), (0, 0, 0, 3))
 
 
-def _figure(block: Table | Bars | Curves | Stack | Spans | Intervals) -> Iterator[RenderableType]:
+def _figure(block: Table | Bars | Curves | Stack | Spans | Intervals, width: int) -> Iterator[RenderableType]:
     match block:
         case Table():
             if block.rows:
-                grid = _grid(head=any(block.columns))
-                for index, name in enumerate(block.columns):
-                    right = index in block.right
-                    grid.add_column(_words(name), justify="right" if right else "left", no_wrap=right)
-                yield _filled(grid, block.rows)
+                yield _table(block, width)
         case Bars():
             grid = _grid(_column(25), Column(width=50), Column(justify="right"))
             bars = _filled(grid, [(name, bar(share, 50), text) for name, share, text, _ in block.rows])
@@ -138,6 +134,19 @@ def _figure(block: Table | Bars | Curves | Stack | Spans | Intervals) -> Iterato
                     yield Words("   " + "".join(text for text, _ in parts))
 
 
+def _table(table: Table, width: int) -> Grid:
+    """Aligned columns, whose texts wrap; places in the wide one fit into it, without folders if need be."""
+    grid, wide = _grid(head=any(table.columns)), table.wide % len(table.columns)
+    for index, name in enumerate(table.columns):
+        right = index in table.right
+        grid.add_column(_words(name), justify="right" if right else "left", no_wrap=right, overflow="fold")
+    columns = enumerate(zip(table.columns, *table.rows, strict=True))
+    room = width - sum(max(map(cells, texts)) + 2 for index, texts in columns if index != wide)
+    return _filled(
+        grid, [(*row[:wide], short_places(row[wide], room), *row[wide + 1 :]) for row in table.rows]
+    )
+
+
 def _column(width: int, header: str = "") -> Column:
     return Column(header, width=width, no_wrap=True, overflow="ellipsis")
 
@@ -156,7 +165,7 @@ def _pairs(rows: Sequence[tuple[str, str]]) -> Grid:
     """Names and values; a name that repeats is left out."""
     before = ["", *(label for label, _ in rows)]
     return _filled(
-        _grid(Column(max_width=30), ""),
+        _grid(Column(max_width=30, overflow="fold"), Column(overflow="fold")),
         [("" if label == last else label, text) for (label, text), last in zip(rows, before, strict=False)],
     )
 

@@ -12,8 +12,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ndd_console.words.blocks import Block, Curves, Kind, Line, Point, Time
-from ndd_console.words.diagnosis import Diagnosis
-from ndd_engine.diagnose import Finding
+from ndd_console.words.finding import Diagnosis, DiagnosisResult
 from ndd_engine.diagnose.worker_facts import workers_figures
 from ndd_engine.record import events
 from ndd_engine.record.event import ASIDES, ranks_figures
@@ -288,24 +287,22 @@ def collect(run: RunDir) -> History:
     history = History()
     clock = RunClock()
     fresh = True  # no step of this process yet
-    announced = False  # the present process by its first stage, which records of early versions do not have
     began = 0.0
     ended = False
     log = EventLog(run.events)
     for t, event in _events(log):
-        stage = isinstance(event, events.StageEvent) and event.name == "resume"
-        resumes = stage or (isinstance(event, events.RunEvent) and event.resumed_step is not None)
-        if stage or (resumes and not announced):
+        resumes = isinstance(event, events.StageEvent) and event.name == "resume"
+        if resumes:
             history.preparation_s += history.x - began if fresh else 0.0
             clock.resume(t)
-            fresh, announced, began = True, stage, clock.now
+            fresh, began = True, clock.now
             history.resumed.append(RunMoment(clock.now, t, history.step))
         ended = isinstance(event, events.EndEvent) or (ended and not resumes)
         # Trials after the end of a run are not part of its time.
         if not isinstance(event, events.TrialEvent) and (not ended or isinstance(event, events.EndEvent)):
             history.x = clock.at(t)
         if isinstance(event, events.WindowEvent) and fresh:
-            fresh = announced = False
+            fresh = False
             history.preparation_s += max(history.x - began - event.wall_ns * 1e-9, 0.0)
         try:
             _take(history, RunMoment(history.x, t, history.step), event)
@@ -389,12 +386,11 @@ def _ranks(history: History, at: RunMoment, event: events.RanksEvent) -> None:
 
 @dataclass(frozen=True)
 class Report:
-    """A run as of `made_t` (unix seconds). trouble: why there are no findings, or ""."""
+    """A run as of `made_t` (unix seconds)."""
 
     directory: RunDir
     snapshot: Snapshot
-    findings: tuple[Finding, ...]
-    trouble: str
+    diagnosis: DiagnosisResult
     data: History
     made_t: float
 
@@ -467,7 +463,7 @@ class Report:
             "preparation_s": data.preparation_s,
             "training_s": snapshot.elapsed_s,
             "paused_s": self.paused_s,
-            "findings": [finding.to_dict() for finding in self.findings],
+            "findings": [finding.to_dict() for finding in self.diagnosis.findings],
             "figures": figures(snapshot),
             "phases_s": {name: value * 1e-9 for name, value in whole.host.items()},
             "measured_s": whole.wall_ns * 1e-9,
@@ -493,8 +489,7 @@ def load(directory: RunDir) -> Report:
     reader = RunReader(directory)
     reader.poll()
     snapshot = reader.snapshot()
-    result = Diagnosis().of(snapshot)
-    return Report(directory, snapshot, result.findings, result.trouble, collect(directory), time.time())
+    return Report(directory, snapshot, Diagnosis().of(snapshot), collect(directory), time.time())
 
 
 def pauses(data: History) -> list[tuple[float, float]]:

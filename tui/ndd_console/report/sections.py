@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable
 
@@ -10,7 +9,6 @@ from ndd_console.view.style import STATUS
 from ndd_console.words.blocks import (
     TONES,
     Block,
-    NamedValues,
     Page,
     ReportSection,
     SpanRow,
@@ -22,35 +20,23 @@ from ndd_console.words.blocks import (
     ns,
     small,
 )
-from ndd_console.words.diagnosis import isolated, loader_facts
-from ndd_console.words.finding import verdict as finding_block
-from ndd_console.words.run import (
-    LOST,
-    end_text,
-    epoch_text,
-    fits_text,
-    is_script,
-    model_text,
-    on_gpu,
-    setting,
-    settings_table,
-    steps_text,
-    versions_text,
-)
+from ndd_console.words.finding import finding_blocks
+from ndd_console.words.machine import cores_facts
+from ndd_console.words.memory import memory_facts
+from ndd_console.words.run import ended_text, run_facts
+from ndd_console.words.settings import differences, settings_blocks
+from ndd_console.words.step import isolated
 from ndd_console.words.trial import trials_blocks
-from ndd_engine.config import read
+from ndd_console.words.workers import loader_facts
 from ndd_engine.diagnose import CAUSES
-from ndd_engine.errors import ConfigError
-from ndd_engine.record.events import MarkEvent, RunEvent
+from ndd_engine.record.events import MarkEvent
+from ndd_engine.record.figures import is_script, on_gpu, setting
 from ndd_engine.record.file import damage_text
-from ndd_engine.text import MISSING, counted, duration, number, percent, printable, size
-from ndd_engine.trial.outcome import flatten
+from ndd_engine.text import MISSING, duration, number, percent, printable
 
 from . import timings
 from .model import Report, RunMoment, pauses
 
-# The name of a run is not a setting; `path` is where your own workload was found.
-_LEFT_OUT = frozenset({"run.name", "workload.path"})
 # A record may hold anything: a section that cannot be shown does not cost the page.
 _DAMAGE = (TypeError, ValueError, KeyError, AttributeError, IndexError, ArithmeticError)
 
@@ -101,7 +87,7 @@ def page(report: Report) -> Page:
         ("trials", "Measured gains", lambda _: trials_blocks(tried, report.name)),
         ("run", "Run", identity),
         ("time", "Where the time goes", timings.phases),
-        *((("ranks", "Ranks", timings.ranks),) if snapshot.ranks is not None else ()),
+        ("ranks", "Ranks", timings.ranks),
         ("idle", "Idle time by cause", timings.idle),
         ("speed", "Throughput and compute", timings.speed),
         ("learning", "Learning", learning),
@@ -109,18 +95,19 @@ def page(report: Report) -> Page:
         ("machine", "Machine", machine),
         ("findings", "Findings over time", findings),
         ("events", "Events", events),
-        ("settings", "Settings", settings),
+        ("settings", "Settings", lambda _: settings_blocks(snapshot)),
         ("methods", "How it was measured", timings.methods),
     )
     run = snapshot.run
     words = [run.workload, run.device_name, run.precision] if run is not None else []
+    shown = (ReportSection(key, title, _guarded(build, report)) for key, title, build in parts)
     return Page(
         name=report.name,
         subtitle=", ".join(str(word) for word in words if word),
         status=(snapshot.status, TONES.get(STATUS.get(snapshot.status, ("", ""))[1], "")),
-        summary=_summary(report),
+        summary=ended_text(snapshot, report.data.preparation_s),
         made=f"written {moment(report.made_t)} from {number(report.data.bytes_read)} bytes of record",
-        sections=tuple(ReportSection(key, title, _guarded(build, report)) for key, title, build in parts),
+        sections=tuple(section for section in shown if section.blocks),
     )
 
 
@@ -132,25 +119,10 @@ def _guarded(build: Callable[[Report], list[Block]], report: Report) -> tuple[Bl
         return (Text(text, "warn"),)
 
 
-def _summary(report: Report) -> Text:
-    snapshot = report.snapshot
-    end = end_text(snapshot)
-    reason = LOST if snapshot.status == "lost" else snapshot.reason
-    if not snapshot.final:
-        reason = f"the run is live ({snapshot.stage})" if snapshot.stage else "the run is live"
-    elif not snapshot.step:
-        end = f"{snapshot.status} before the first step"
-        if report.data.preparation_s:
-            end += f", after {duration(report.data.preparation_s)} of preparation"
-    text = f"{end[:1].upper()}{end[1:]}" + (f": {reason}." if reason else ".")
-    return Text(text, "bad" if snapshot.status in ("failed", "lost") else "")
-
-
 def verdict(report: Report) -> list[Block]:
     """Every finding, the bottleneck first."""
-    out: list[Block] = [Text(report.trouble, "warn")] if report.trouble else []
-    out += [finding_block(finding, report.name, index == 0) for index, finding in enumerate(report.findings)]
-    if any(finding.share is not None for finding in report.findings):
+    out = finding_blocks(report.diagnosis, report.name)
+    if any(finding.share is not None for finding in report.diagnosis.findings):
         text = "Shares and ceilings of the findings are those of the most recent part of the record."
         out.append(Text(text, "note"))
     return out or [Text("No findings.", "note")]
@@ -164,70 +136,18 @@ def identity(report: Report) -> list[Block]:
     if run is None:
         text = "Model, data and machine were not recorded"
         return [*damage, Text(f"{text}." if damage else f"{text}: the run was not prepared.", "note")]
-    end, memory = snapshot.end, (run.gpu or {}).get("memory_total_bytes")
-    device = (
-        run.device,
-        counted(run.threads, "thread") if run.threads else "",
-        f"{number(run.usable_cores)} usable cores" if run.usable_cores else "",
-        size(memory) if memory else "",
-    )
     times = (
         (data.preparation_s, "of preparation"),
         (snapshot.elapsed_s, "of training with evaluations and checkpoints"),
         (report.paused_s, "paused"),
     )
-    facts = NamedValues.of(
-        ("workload", run.workload),
-        ("model", model_text(run)),
-        ("data", run.data),
-        ("machine", f"{run.device_name} ({', '.join(filter(None, device))}) on host {run.host}"),
-        ("precision", run.precision),
-        ("steps", steps_text(snapshot, run)),
-        ("epoch", epoch_text(snapshot, run)),
-        ("versions", versions_text(run)),
-        ("started", moment(snapshot.started_t)),
-        ("time", ", ".join(f"{duration(seconds)} {kind}" for seconds, kind in times if seconds)),
-        *(("resumed", f"from step {number(at.step)}, {moment(at.t)}") for at in data.resumed),
-        ("ended", f"{end.status}, exit status {end.exit_status}" if end else ""),
-        ("checkpoint", (end.checkpoint or MISSING) if end else ""),
-        ("record", str(report.directory.path)),
-    )
+    resumed = tuple((at.step, at.t) for at in data.resumed)
+    facts = run_facts(snapshot, run, times, resumed, report.directory.path)
     out: list[Block] = [*damage, facts]
     if snapshot.dropped_events:
         out.append(Text(f"{number(snapshot.dropped_events)} events could not be written.", "warn"))
     # A script has no configuration with defaults.
     return out if is_script(run) else [*out, differences(run)]
-
-
-def differences(run: RunEvent) -> Block:
-    """Every configuration value that differs from the defaults of the workload at its size."""
-    workload = run.config.get("workload")
-    size = workload.get("size") if isinstance(workload, dict) else None
-    size = size if isinstance(size, str) else None
-    own = run.config.get("run")
-    length = {key: own[key] for key in ("epochs", "max_steps") if isinstance(own, dict) and own.get(key)}
-    try:
-        try:
-            defaults = read(workload=run.workload).resolve(size)
-        except ConfigError:  # a workload without a default length: that of the run
-            defaults = read(workload=run.workload, overrides={"run": length}).resolve(size)
-    except ConfigError as error:
-        why = str(error).splitlines()[0]
-        return Text(f"The configuration cannot be compared with the defaults: {why}", "note")
-    base = flatten(defaults.model_dump(mode="json"))
-    rows = tuple(
-        (key, _toml(value), _toml(base[key]) if key in base else MISSING)
-        for key, value in flatten(run.config).items()
-        if key not in _LEFT_OUT and (key not in base or base[key] != value)
-    )
-    if not rows:
-        return Text("All configuration values are the defaults.", "note")
-    return Table("Configuration that differs from the defaults", ("key", "this run", "default"), rows)
-
-
-def _toml(value: object) -> str:
-    """The value as in TOML; None is a value that is chosen when the run is prepared."""
-    return "unset" if value is None else json.dumps(value, ensure_ascii=False)
 
 
 def learning(report: Report) -> list[Block]:
@@ -303,19 +223,8 @@ def memory(report: Report) -> list[Block]:
     for title, names in (*gpu, ("Host memory", _HOST_MEMORY)):
         lines = [item for name in names if (item := report.line(*name)) and any(item.values)]
         out += report.plot(title, "bytes", *lines, zero=True)
-    room, counts = snapshot.headroom, snapshot.memory
     lowest = [point.low for point in report.data.curves["host memory_available_bytes"].points]
-    facts = NamedValues.of(
-        ("total", size(room.total_bytes)),
-        ("free now" if room.kind == "gpu" else "available now", size(room.free_bytes)),
-        ("used by this run", size(room.used_bytes)),
-        ("peak", size(room.peak_bytes) if room.peak_bytes is not None else ""),
-        ("used by others", size(room.others_bytes)),
-        ("lowest available", size(min(lowest)) if lowest and room.kind == "host" else ""),
-        ("predicted", fits_text(snapshot)),
-        ("allocation retries", number(counts.retries) if counts else ""),
-        ("out of memory", number(counts.ooms) if counts else ""),
-    )
+    facts = memory_facts(snapshot, min(lowest, default=None))
     if not out and all(text == MISSING for _, text in facts.rows):
         return [Text("Memory was not recorded.", "note")]
     return [*out, facts]
@@ -330,11 +239,7 @@ def machine(report: Report) -> list[Block]:
     for name, title, unit, tint in _SENSORS:
         out += report.plot(title, "plain", report.line(name, title, tint, band=True), unit=unit, height=120)
     if cores := snapshot.cores:
-        used = f"{number(cores.used)} of {number(cores.usable)} in use: {number(cores.own)} by this run"
-        busy_ones = ", ".join(f"{name} (pid {pid}, {number(count)})" for pid, name, count in cores.neighbours)
-        throttled = percent(cores.throttled) if cores.throttled is not None else ""
-        rest = (("busy processes", busy_ones), ("throttled by quota", throttled))
-        out.append(NamedValues.of(("recent cores", f"{used}, {number(cores.others)} by others"), *rest))
+        out.append(cores_facts(cores))
     out += _collections(report)
     if snapshot.loader is not None:
         out.append(loader_facts(snapshot.loader))
@@ -357,18 +262,6 @@ def _collections(report: Report) -> list[Block]:
         f"the longest pause was {ns(whole.gc_max_ns)}."
     )
     return report.plot("Garbage collection", "share", line, zero=True, note=note, height=120)
-
-
-def settings(report: Report) -> list[Block]:
-    """Every setting as requested and as applied; those without effect come first."""
-    table = settings_table(report.snapshot.settings)
-    if not table.rows:
-        return [Text("No setting was applied.", "note")]
-    out: list[Block] = []
-    if lost := len(table.warn):
-        text = f"{lost} requested setting{'s' if lost > 1 else ''} did not take effect."
-        out.append(Text(text, "warn"))
-    return [*out, table]
 
 
 def findings(report: Report) -> list[Block]:

@@ -6,15 +6,25 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ndd_console.words.blocks import Block, Layer, NamedValues, Stack, Table, Text, at_most, ns
-from ndd_console.words.diagnosis import METHODS, capture, colour, functions, idle_bars, stacks
 from ndd_console.words.finding import POTENTIAL_GAIN
-from ndd_console.words.run import on_gpu, phases_table, ranks_facts, rates, slowest, step_time, work_facts
+from ndd_console.words.ranks import phases_table, ranks_facts, slowest
+from ndd_console.words.run import rates
+from ndd_console.words.step import (
+    METHODS,
+    capture,
+    colour,
+    functions,
+    idle_bars,
+    stacks,
+    step_time,
+    work_facts,
+)
 from ndd_console.words.workers import are_known, workers_blocks
 from ndd_engine.diagnose.process_rules import milliseconds
 from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import RunEvent
 from ndd_engine.record.figures import idle as idle_of
-from ndd_engine.record.figures import phase_shares, place_in_step
+from ndd_engine.record.figures import on_gpu, phase_shares, place_in_step
 from ndd_engine.text import MISSING, number, percent, plural
 
 from .model import SLICES, Report, Slice

@@ -14,6 +14,7 @@ from ndd_console.view.style import Look, Row, Span, status_span
 from ndd_console.widgets.lines import RowList
 from ndd_console.words.blocks import Block, Text
 from ndd_console.words.machine import DETECTING
+from ndd_console.words.runs import NO_RUNS
 from ndd_engine.text import MISSING, foreign
 
 from .base import TextQuestion, WidgetScreen
@@ -21,7 +22,6 @@ from .pages import ComparisonScreen, StartScreen
 
 DEFAULT_EPOCHS = 1
 SLOGAN = "train PyTorch models and see where the time goes"
-NO_RUNS = "no runs yet; to observe a script of your own: ndd-console run -- python train.py"
 _LOADING: Row = (("loading…", "dim"),)
 # From one look at the runs to the next.
 REFRESH_S = 2.0

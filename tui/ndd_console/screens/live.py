@@ -18,8 +18,7 @@ from ndd_console.view.rows import Keys, key_at
 from ndd_console.view.style import Look, Row
 from ndd_console.widgets.canvas import Canvas
 from ndd_console.widgets.textual_private import paint_changes
-from ndd_console.words.diagnosis import Diagnosis
-from ndd_console.words.finding import first_command
+from ndd_console.words.finding import Diagnosis, first_command
 from ndd_console.words.stopping import RUN_STOPPING, SCRIPT_STOPPING, still_stopping
 from ndd_console.words.workers import are_known
 from ndd_engine.record.figures import obeyed

@@ -26,8 +26,10 @@ from ndd_console.view.rows import BLANK, as_it_is, cells, column, labelled, para
 from ndd_console.view.style import Look, Row
 from ndd_console.widgets.lines import Lines, bindings
 from ndd_console.words.blocks import Block, Text, small
-from ndd_console.words.diagnosis import diagnosis_blocks
-from ndd_console.words.run import ranks_facts, settings_table, slowest, work_facts
+from ndd_console.words.finding import diagnosis_blocks
+from ndd_console.words.ranks import ranks_blocks
+from ndd_console.words.settings import settings_blocks
+from ndd_console.words.step import work_facts
 from ndd_console.words.workers import workers_blocks
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import foreign
@@ -61,20 +63,15 @@ def help_lines(keys: tuple[Key, ...], width: int) -> list[Row]:
 
 def settings_lines(snapshot: Snapshot, width: int) -> list[Row]:
     """Settings that are not in effect first, defaults last; then the work per step."""
-    table = settings_table(snapshot.settings)
-    blocks: list[Block] = [table if table.rows else Text("No setting was applied yet.", "note")]
-    if snapshot.work is not None:
-        blocks.append(work_facts(snapshot, snapshot.work))
-    return block_rows(blocks, width)
+    work = [] if snapshot.work is None else [work_facts(snapshot, snapshot.work)]
+    return block_rows([*settings_blocks(snapshot), *work], width)
 
 
 def ranks_lines(snapshot: Snapshot, width: int) -> list[Row]:
     """The parts of a step, the slowest ranks with their phases, and a heat map."""
-    ranks = snapshot.ranks
-    if ranks is None:
-        return block_rows([Text("This run has one rank.", "note")], width)
-    lines = block_rows([ranks_facts(snapshot, ranks), slowest(ranks.newest)], width)
-    return [*lines, BLANK, *heat_map(ranks, width, _HEAT_ROWS)] if ranks.newest.cells else lines
+    lines, ranks = block_rows(ranks_blocks(snapshot), width), snapshot.ranks
+    heat = heat_map(ranks, width, _HEAT_ROWS) if ranks is not None and ranks.newest.cells else []
+    return [*lines, BLANK, *heat] if heat else lines
 
 
 def own_values_lines(snapshot: Snapshot, width: int) -> list[Row]:

@@ -16,11 +16,11 @@ from ndd_console.view.style import Look, Row, Span
 from ndd_console.widgets.lines import Lines, RowList, TextField
 from ndd_console.words.finding import ceiling_text
 from ndd_console.words.stopping import trial_stopping
-from ndd_console.words.trial import VERDICTS, conditions, trial_blocks, trial_text
+from ndd_console.words.trial import VERDICTS, about_trial, conditions, paused_text, trial_blocks, trial_text
 from ndd_engine.diagnose import Change, Finding
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import TrialEvent
-from ndd_engine.text import foreign, number
+from ndd_engine.text import foreign
 from ndd_engine.trial.outcome import Progress
 
 from .base import POLL_S, WidgetScreen
@@ -92,10 +92,7 @@ def sets_text(sets: Sequence[str]) -> str:
 def heading(state: TrialState, width: int, room: int) -> list[Row]:
     """What a trial does; only its title where there is little room."""
     lines = titled(f"measure a change against {state.base}", width)
-    about = "Baseline and candidate train alternately until the difference is clear, for up to"
-    about += f" {number(state.budget_s)} s."
-    if state.pauses:
-        about += f" {state.pauses} is paused and resumes afterwards."
+    about = about_trial(state.budget_s, state.pauses)
     return [*lines, *paragraph(about, width, "dim"), BLANK] if room >= 13 else lines
 
 
@@ -134,7 +131,7 @@ def measuring(state: TrialState, width: int) -> list[Row]:
         *progress_rows(progress, stage, width),
     ]
     if state.pauses:
-        lines += [BLANK, *paragraph(f"{state.pauses} is paused and resumes after the trial", width, "dim")]
+        lines += [BLANK, *paragraph(paused_text(state.pauses), width, "dim")]
     return lines
 
 
@@ -143,12 +140,12 @@ def result(state: TrialState, width: int, height: int) -> list[Row]:
     if trial is None:
         return [rule("the trial failed", width, "bad"), *paragraph(state.problem, width)]
     style = VERDICTS.get(trial.verdict, "text")
-    lines = titled(f"{trial_text(trial)}: {sets_text(trial.sets)}", width, style)
+    lines = titled(f"{trial.verdict}: {sets_text(trial.sets)}", width, style)
     plot = interval_rows(trial.ratio, trial.low, trial.high, width, trial.verdict)
     if plot and height >= 16:
         lines += [BLANK, *plot, BLANK]
     hint = "; press m for more time" if state.longer_s else ""
-    lines += block_rows(trial_blocks(replace(trial, text=_BUDGET_HINT.sub(hint, trial.text))), width)
+    lines += block_rows(trial_blocks(replace(trial, reason=_BUDGET_HINT.sub(hint, trial.reason))), width)
     lines += [BLANK, *paragraph(conditions(trial), width, "dim")]
     if state.problem:
         lines += [BLANK, *paragraph(state.problem, width, "bad")]

@@ -22,12 +22,11 @@ import click
 
 from ndd_console.output.run_log import Output, RunLog
 from ndd_console.process.terminal import restart, restart_text
-from ndd_console.words.diagnosis import Diagnosis
 from ndd_console.words.finding import urgent_line
 from ndd_console.words.run import summary
 from ndd_console.words.stopping import RUN_STOPPING
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, INTERRUPTED, TERMINATED, NddError
-from ndd_engine.record.events import EndEvent, Event
+from ndd_engine.record.events import Event
 from ndd_engine.record.file import Listener
 from ndd_engine.run.control import StopNow
 from ndd_engine.run.run import Run
@@ -79,15 +78,9 @@ def observe_headless(request: ScriptRequest) -> int:
         end = run.execute()
     run.close()
     with contextlib.suppress(OSError):
-        for line in _last_words(run, end):
+        for line in summary(run.recorder.snapshot(), end, run.directory.path):
             click.echo(line, err=True)
     return end.exit_status
-
-
-def _last_words(run: Run, end: EndEvent) -> list[str]:
-    snapshot = run.recorder.snapshot()
-    found = Diagnosis().of(snapshot)
-    return summary(snapshot, end, str(run.directory.path), found.findings, found.trouble)
 
 
 def trained(
@@ -126,7 +119,7 @@ def trained(
     if training is not None and training.restarts:
         words.say(restart_text(training.goes_on))
     elif not as_json:
-        data.data("\n".join(_last_words(run, end)))
+        data.data("\n".join(summary(run.recorder.snapshot(), end, run.directory.path)))
     if lost := data.finish():
         words.say(f"warning: {lost}")
     words.finish()

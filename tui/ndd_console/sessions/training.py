@@ -31,7 +31,6 @@ from ndd_console.process.terminal import (
     supervised,
 )
 from ndd_console.sessions.hosting import captured_for, report_failure
-from ndd_console.words.diagnosis import Diagnosis
 from ndd_console.words.run import summary
 from ndd_engine.config import read
 from ndd_engine.errors import EXIT_DONE, EXIT_INTERRUPTED, INTERRUPTED
@@ -268,9 +267,7 @@ class Console:
         if goes_on := self._goes_on:
             click.echo(restart_text(goes_on), err=True)
             restart(self.root, (*goes_on, *["--ascii"] * self._ascii_only))
-        snapshot = run.recorder.snapshot()
-        found = Diagnosis().of(snapshot)
-        for line in summary(snapshot, run.end, str(run.directory.path), found.findings, found.trouble):
+        for line in summary(run.recorder.snapshot(), run.end, run.directory.path):
             click.echo(line)
         return run.end.exit_status if run.end is not None else EXIT_DONE
 

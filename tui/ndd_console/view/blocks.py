@@ -5,25 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from ndd_console.words.blocks import whole_percent
+from ndd_console.words.memory import fits_text
+from ndd_console.words.ranks import rank_rows, ranks_words
 from ndd_console.words.run import (
     epoch_of,
     epoch_text,
-    fits_text,
-    is_script,
-    micro_steps,
     model_text,
-    on_gpu,
-    rank_rows,
-    ranks_words,
-    setting,
+    precision_text,
     steps_rate,
     steps_text,
     time_left,
     versions_text,
 )
+from ndd_console.words.step import micro_steps
 from ndd_engine.record.event import ASIDES, EXCHANGE, SKEW, Ranks
 from ndd_engine.record.events import RunEvent
-from ndd_engine.record.figures import LOWER_BOUND, PRESS_K, place_in_step
+from ndd_engine.record.figures import LOWER_BOUND, PRESS_K, is_script, on_gpu, place_in_step, setting
 from ndd_engine.record.snapshot import PhaseShare, Snapshot
 from ndd_engine.text import MISSING, counted, duration, finite, foreign, number, plural, size
 
@@ -139,7 +136,9 @@ def header(snapshot: Snapshot, name: str, status: str, width: int) -> Row:
     run = snapshot.run
     state: Row = (status_span(status),)
     row: Row = ((shorten(foreign(name), max(width - width_of(state) - 1, 4)), "bold"),)
-    about = () if run is None else (ranks_words(snapshot), device_name(snapshot, run, width), precision(run))
+    about = (
+        () if run is None else (ranks_words(snapshot), device_name(snapshot, run, width), precision_text(run))
+    )
     for text in about:
         if text and width_of(row) + cells(text) + 3 <= width - width_of(state) - 2:
             row = (*row, ("   " + text, "text"))
@@ -158,13 +157,6 @@ def device_name(snapshot: Snapshot, run: RunEvent, width: int) -> str:
     if isinstance(total, (int, float)) and not name.endswith("GB"):
         name = f"{name} {total / 1024**3:.0f} GB"
     return name
-
-
-def precision(run: RunEvent) -> str:
-    """ "bf16 + compile"."""
-    text = foreign(run.precision)
-    compiled = setting(run, "speed", "compile") not in (None, False, "off")
-    return f"{text} + compile" if compiled and "compile" not in text else text
 
 
 def progress(snapshot: Snapshot, width: int, waited_s: float | None) -> Row:
@@ -375,12 +367,6 @@ def idle_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
     elif idle.share is not None and idle.method == "nvml":
         about = about or "causes n/a: NVML does not report them"
     return out + paragraph(about, width, "dim", max(count - len(out), 0))
-
-
-def memory_heading(snapshot: Snapshot) -> str:
-    """ "memory 16.0 GiB" of the GPU, or of the host."""
-    what = "memory" if snapshot.headroom.kind == "gpu" else "host memory"
-    return f"{what} {size(snapshot.headroom.total_bytes)}"
 
 
 def memory_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:

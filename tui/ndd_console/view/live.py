@@ -5,24 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ndd_console.words.blocks import small
-from ndd_console.words.diagnosis import DiagnosisResult
-from ndd_console.words.finding import CALM, ceiling_text, change_text, choices, evidence_text
-from ndd_console.words.run import (
-    LOST,
-    PAUSED,
-    end_text,
-    is_script,
-    items_rate,
-    late_words,
-    loss_text,
-    metrics_text,
-    micro_steps,
-    rates,
-    work_short,
-    work_texts,
-)
+from ndd_console.words.finding import CALM, DiagnosisResult, ceiling_text, change_text, choices, evidence_text
+from ndd_console.words.memory import memory_heading
+from ndd_console.words.ranks import late_words
+from ndd_console.words.run import LOST, end_text, items_rate, loss_text, metrics_text, rates
+from ndd_console.words.step import PAUSED, micro_steps, work_short, work_texts
 from ndd_engine.diagnose import ENDINGS, Finding
 from ndd_engine.record.event import Ranks
+from ndd_engine.record.figures import is_script
 from ndd_engine.record.rundir import resume_text
 from ndd_engine.record.snapshot import Snapshot, TimedMark
 from ndd_engine.text import MISSING, counted, foreign, number, size
@@ -36,7 +26,6 @@ from .blocks import (
     idle_heading,
     idle_rows,
     machine_rows,
-    memory_heading,
     memory_rows,
     panel,
     progress,
@@ -52,6 +41,7 @@ from .rows import (
     inner_width,
     paragraph,
     rule,
+    short_places,
     shorten,
     side_by_side,
     titled,
@@ -62,6 +52,7 @@ from .style import STATUS, Row
 
 _MORE = 3  # further findings, one line each
 _LINES = 2  # lines of evidence and of the change, if there is room
+_TORN = 12  # cells that words leave at the end of a line
 _FINDINGS = 2 * (_LINES + 1 + _MORE)  # rows of all that is said of findings, with titles of two lines
 
 
@@ -113,8 +104,10 @@ def finding_rows(result: DiagnosisResult, width: int, count: int, can_try: bool)
         text, key, other = _change_text(first, can_try, width)
         change = wrap(text + key + other, width)
         if len(change) > _LINES or count < len(rows) + len(change) + bool(more or first.evidence):
+            text = short_places(text, _LINES * width - cells(key) - _TORN)
             change = wrap(text + key, width)  # a pid that is cut off is of no use
-        evidence = wrap(foreign("; ".join(filter(None, [more, evidence_text(first)]))), width)
+        told = foreign("; ".join(filter(None, [more, evidence_text(first)])))
+        evidence = wrap(short_places(told, _LINES * width - _TORN), width)
         # A single remaining row shows the change where the title already names the problem.
         parts = [("change", change), ("evidence", evidence)]
         shown = {"change": 0, "evidence": 0}
@@ -235,10 +228,11 @@ def mark_row(timed: TimedMark, width: int, digits: int = 0) -> Row:
     """An event on one line, its step in `digits` cells."""
     mark = timed.mark
     lead = f"step {mark.step:>{digits},}  "
+    room = max(width - len(lead), 0)
     text = foreign(mark.text) or foreign(mark.kind)
     if mark.kind in ("warning", "error"):
         text = f"{mark.kind}: {text}"
-    return ((lead, "dim"), (shorten(text, max(width - len(lead), 0)), _MARK_STYLE.get(mark.kind, "text")))
+    return ((lead, "dim"), (shorten(short_places(text, room), room), _MARK_STYLE.get(mark.kind, "text")))
 
 
 def newest_rows(snapshot: Snapshot, message: str | None, width: int, count: int) -> list[Row]:

@@ -190,6 +190,27 @@ def shorten(text: str, width: int) -> str:
     return take(text, width - 1) + "…" if width > 0 else ""
 
 
+_FOLDERS = re.compile(r"(?<![^\s(])((?:[^\s/(]*/)+)[^\s/]+:\d")
+_INNER = 40  # folders of a place that may be kept
+
+
+def short_places(text: str, width: int) -> str:
+    """The text without inner folders of its places in code, so that it fits: "net/…/clips.py:41 in load"."""
+    spare = cells(text) - width
+    places = dict.fromkeys(place[1] for place in _FOLDERS.finditer(text)) if spare > 0 else {}
+    for folders in sorted(places, key=len, reverse=True):
+        names, shorter = folders[:-1].split("/"), folders
+        for kept in range(min(len(names) - 1, _INNER), -1, -1):
+            shorter = "/".join([*names[: kept // 2], "…", *names[len(names) - kept + kept // 2 :], ""])
+            if cells(folders) - cells(shorter) >= spare:
+                break
+        text = text.replace(folders, shorter)
+        spare = cells(text) - width
+        if spare <= 0:
+            break
+    return text
+
+
 def column(text: str, width: int) -> str:
     """The text in exactly `width` cells, ending in a blank."""
     shown = shorten(text, max(width - 1, 0))

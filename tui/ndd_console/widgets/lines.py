@@ -30,8 +30,8 @@ from ndd_console.view.rows import BLANK, Entry, cells, fit, key_at
 from ndd_console.view.style import Look, Row, Span, to_ascii
 from ndd_engine.text import foreign
 
-# A place in code, such as "data/clips.py:41".
-_PLACE = re.compile(r"[\w./-]*\w\.py:\d+")
+# A place in code, such as "data/clips.py:41"; not one whose folders are left out.
+_PLACE = re.compile(r"(?<![\w./…~-])[\w./-]*\w\.py:\d+")
 
 
 def bindings(keys: Iterable[Key], method: str = "{}") -> list[BindingType]:

@@ -126,8 +126,8 @@ class Table(NamedTuple):
 
     warn: indices of rows that need attention.
 
-    Where there is little room, the columns after `wide` are left out first. paths: cells of `wide` are cut at their
-    start. older: rows before these, which a page shows when it is asked to.
+    Where there is little room, the columns after `wide` are left out first. older: rows before these, which a page
+    shows when it is asked to.
     """
 
     title: str
@@ -136,7 +136,6 @@ class Table(NamedTuple):
     right: frozenset[int] = frozenset()
     note: str = ""
     wide: int = -1
-    paths: bool = False
     warn: frozenset[int] = frozenset()
     older: tuple[tuple[str, ...], ...] = ()
 

@@ -1,17 +1,21 @@
-"""A finding in words: a block for pages, reports and commands, and one line for logs."""
+"""A finding in words: a block for pages, reports and commands, one line for logs, and the page of the diagnosis."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from ndd_engine.diagnose import CAUSES, Change, Finding
+from ndd_engine.diagnose import CAUSES, Change, Finding, diagnose
 from ndd_engine.record.event import MeasuredChange
 from ndd_engine.record.events import DeathEvent, Event, FindingEvent, MarkEvent, StallEvent
 from ndd_engine.record.figures import death_text
-from ndd_engine.text import percent, times
+from ndd_engine.record.snapshot import Snapshot
+from ndd_engine.text import number, percent, printable, times
 
-from .blocks import COMMAND, PLACE, Tone, Verdict, at_most, interval_text
+from .blocks import COMMAND, PLACE, Block, NamedValues, Text, Tone, Verdict, at_most, interval_text
+from .step import ISOLATED, absent, capture, code, isolated
+from .workers import LOADER, loader_facts
 
 POTENTIAL_GAIN = "upper bound: the speedup without this cause if no other bottleneck took its place"
 # Causes that are not a problem; they take one line, in this style.
@@ -128,3 +132,70 @@ def urgent_line(event: Event) -> str:
         case FindingEvent(gone=False, finding=Finding(cause="open-files") as finding):
             return finding_line(finding)
     return ""
+
+
+MOST_EVENTS = 20
+Rules = Callable[[Snapshot], tuple[Finding, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnosisResult:
+    """Findings, most important first. trouble: the error message if the rules failed."""
+
+    findings: tuple[Finding, ...] = ()
+    trouble: str = ""
+
+
+class Diagnosis:
+    """Evaluates the rules and caches the result for the latest snapshot."""
+
+    def __init__(self, rules: Rules = diagnose) -> None:
+        self._rules = rules
+        self._latest: tuple[Snapshot, DiagnosisResult] | None = None
+
+    def of(self, snapshot: Snapshot) -> DiagnosisResult:
+        """The findings of this snapshot. An equal result is the same object as before, so nothing is redrawn."""
+        if self._latest is None or self._latest[0] is not snapshot:
+            try:
+                result = DiagnosisResult(self._rules(snapshot))
+            except Exception as error:  # noqa: BLE001  a defect in a rule must not break the screen
+                text = " ".join(str(error).split())
+                text = printable(f"the diagnosis failed: {type(error).__name__}: {text}")
+                result = DiagnosisResult((), text)
+            if self._latest is not None and self._latest[1] == result:
+                result = self._latest[1]
+            self._latest = (snapshot, result)
+        return self._latest[1]
+
+
+def finding_blocks(result: DiagnosisResult, name: str) -> list[Block]:
+    """Every finding, the bottleneck first. name: of the run, for the commands."""
+    trouble: list[Block] = [Text(result.trouble, "warn")] if result.trouble else []
+    return trouble + [verdict(finding, name, index == 0) for index, finding in enumerate(result.findings)]
+
+
+def proposed_text(snapshot: Snapshot) -> str:
+    """The settings that the findings of a run propose, as options; "" without any."""
+    changes = (change.sets for finding in Diagnosis().of(snapshot).findings for change in finding.changes)
+    return ", or ".join(dict.fromkeys(" ".join(f"--set {one}" for one in sets) for sets in changes if sets))
+
+
+def diagnosis_blocks(snapshot: Snapshot, result: DiagnosisResult, name: str, can_try: bool) -> list[Block]:
+    """The findings, then the measurements. name: of the run, for the commands."""
+    blocks = finding_blocks(result, name)
+    if can_try and any(finding.sets and not finding.leave for finding in result.findings):
+        blocks.append(Text("Press t to select one of the settings and measure it.", "note"))
+    blocks.append(code(snapshot))
+    captured = capture(snapshot.kernels) if snapshot.kernels is not None else []
+    blocks += captured or [absent("Profiler capture", "no capture yet; press k")]
+    baseline, loader = snapshot.baseline, snapshot.loader
+    blocks.append(isolated(baseline) if baseline is not None else absent(ISOLATED, "not measured"))
+    blocks.append(loader_facts(loader) if loader is not None else absent(LOADER, "not measured"))
+    # On the live screen, they are cut at its edge.
+    told = (each.mark for each in snapshot.marks if each.mark.text)
+    newest = [(f"step {number(mark.step)}", printable(mark.text)) for mark in told]
+    if newest:
+        blocks.append(NamedValues(tuple(reversed(newest[-MOST_EVENTS:])), "Newest events"))
+    if len(newest) > MOST_EVENTS:
+        blocks.append(Text("Earlier events are in the log (l on the live screen) and in the report.", "note"))
+    return blocks

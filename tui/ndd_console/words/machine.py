@@ -10,7 +10,7 @@ from ndd_engine.config import Config
 from ndd_engine.hardware.gpus import Gpu, GpuProfile, Host, Machine
 from ndd_engine.record.figures import others_text
 from ndd_engine.record.snapshot import CoreUse
-from ndd_engine.text import MISSING, counted, duration, factor, number, printable, size
+from ndd_engine.text import MISSING, counted, duration, factor, number, percent, printable, size
 
 from .blocks import Block, NamedValues, Text
 
@@ -121,6 +121,15 @@ def busy_cores(use: CoreUse) -> dict[str, Any]:
     }
 
 
+def cores_facts(cores: CoreUse) -> NamedValues:
+    """How many cores this run and others have used recently."""
+    used = f"{number(cores.used)} of {number(cores.usable)} in use: {number(cores.own)} by this run"
+    busy = ", ".join(f"{name} (pid {pid}, {number(count)})" for pid, name, count in cores.neighbours)
+    throttled = percent(cores.throttled) if cores.throttled is not None else ""
+    rest = (("busy processes", busy), ("throttled by quota", throttled))
+    return NamedValues.of(("recent cores", f"{used}, {number(cores.others)} by others"), *rest)
+
+
 def check_facts(report: dict[str, Any]) -> NamedValues:
     return NamedValues(tuple(_rows(report)))
 
@@ -132,18 +141,14 @@ def _budget(plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     elif not plan["levels"]:
         yield "budget", "no block has to compute again"
     else:
-        by_level = {
-            level: [name for name in plan["levels"] if plan["levels"][name] == level] for level in LEVELS
-        }
-        what = "; ".join(f"{LEVELS[level]}: {', '.join(names)}" for level, names in by_level.items() if names)
-        costs = (
-            "" if plan["slower"] is None else f"; a micro-batch takes {factor(plan['slower'])} times as long"
-        )
+        known, slower = plan["levels"].items(), plan["slower"]
+        by_level = {level: [name for name, own in known if own == level] for level in LEVELS}
+        costs = "" if slower is None else f"; a micro-batch takes {factor(slower)} times as long"
+        yield "budget", f"{len(known)} of {counted(plan['blocks'], 'block')} keep less for backward{costs}"
         yield (
-            "budget",
-            f"{len(plan['levels'])} of {counted(plan['blocks'], 'block')} keep less for backward{costs}",
+            "",
+            "; ".join(f"{LEVELS[level]}: {', '.join(names)}" for level, names in by_level.items() if names),
         )
-        yield "", what
     for name, why in plan["refused"].items():
         yield "", f"{printable(name)} keeps what it needs: {why}"
 
@@ -196,11 +201,10 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         step = f"estimated, {low} to {high}: {report['decides']} decides"
     if report["ranks"] > 1:
         step += "; without the time to exchange gradients"
+    doubts = [*([report["busy"]["text"]] if report["busy"] else []), *filter(None, [report["step_doubt"]])]
+    step += ", with low confidence" if doubts else ""
     yield "step", f"{duration(report['step_s'])} for {report['effective_batch']:,} items ({step})"
-    if report["busy"]:
-        yield "", f"low confidence: {report['busy']['text']}"
-    if report["step_doubt"]:
-        yield "", f"low confidence: {report['step_doubt']}"
+    yield from (("", text) for text in doubts)
     total = f"{duration(report['total_s'])} total ({number(report['total_steps'])} steps)"
     if report["epoch_s"] is not None:
         epoch = f"{duration(report['epoch_s'])} per epoch ({number(report['steps_per_epoch'])} steps)"

@@ -69,15 +69,7 @@ def _tree(kernels: KernelsEvent, at: str) -> Table:
     ]
     if rows and kernels.method == "operators" and sum(left):
         rows.append(_row(kernels, (*left, 0.0, 0.0), 0.0, _BETWEEN))
-    columns = (
-        "share",
-        "forward",
-        "backward",
-        "calls",
-        "returned",
-        "parameters",
-        "module",
-    )
+    columns = ("share", "forward", "backward", "calls", "returned", "parameters", "module")
     heading = f"Forward and backward by module in the {at}"
     return Table(heading, columns if rows else (), tuple(rows), frozenset(range(6)), _MODULES, wide=6)
 
@@ -106,7 +98,7 @@ def _lines(kernels: KernelsEvent, at: str) -> Table:
         rows.append((share, ns(forward), ns(backward), number(calls), where))
     columns = ("share", "forward", "backward", "operators", "line")
     heading = f"Forward and backward by line in the {at}"
-    return Table(heading, columns, tuple(rows), frozenset(range(4)), _LINES, wide=4, paths=True)
+    return Table(heading, columns, tuple(rows), frozenset(range(4)), _LINES, wide=4)
 
 
 def _operations(kernels: KernelsEvent, at: str) -> Table:
@@ -133,15 +125,7 @@ def _operations(kernels: KernelsEvent, at: str) -> Table:
             share, ns(finite(forward) or 0.0), ns(finite(backward) or 0.0), number(calls),
             ns(finite(middle)), safe(f"{name}({about})"), safe(" ".join(part for part in (module, where) if part)),
         ))  # fmt: skip
-    columns = (
-        "share",
-        "forward",
-        "backward",
-        "calls",
-        "median",
-        "operator",
-        "module, line",
-    )
+    columns = ("share", "forward", "backward", "calls", "median", "operator", "module, line")
     heading = f"Operators of the model in the {at}"
     return Table(heading, columns, tuple(rows), frozenset(range(5)), _OPERATIONS, wide=5)
 
@@ -157,7 +141,7 @@ def _loops(kernels: KernelsEvent, at: str) -> Table:
             safe(f"{file}:{line} in {name}"),
         ))  # fmt: skip
     columns = ("share", "iterations", "time of one", "operators in it", "median operator", "loop")
-    return Table(f"Loops in the {at}", columns, tuple(rows), frozenset(range(5)), _LOOPS, wide=5, paths=True)
+    return Table(f"Loops in the {at}", columns, tuple(rows), frozenset(range(5)), _LOOPS, wide=5)
 
 
 def changed_modules(a: KernelsEvent | None, b: KernelsEvent | None) -> Table | None:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from ndd_engine.record.events import Finding, TrialEvent, checker
-from ndd_engine.text import MISSING, counted, duration, number, percent, plural, rate, size, span
+from ndd_engine.record.events import TrialEvent
+from ndd_engine.text import MISSING, counted, duration, number, percent, plural, rate, size
+from ndd_engine.trial.outcome import breaks_even, verdict_parts
 
 from .blocks import COMMAND, TONES, Block, Intervals, NamedInterval, NamedValues, Table, Text, interval_text
-from .finding import command_text, verdict
+from .finding import command_text
 
 if TYPE_CHECKING:
     from ndd_engine.script.edits import Edit
-    from ndd_engine.trial.claims import Claim, ClaimResult
     from ndd_engine.trial.outcome import Progress
-    from ndd_engine.trial.scaling import ScalingRow, ScalingState
     from ndd_engine.trial.tuning import TuningRow, TuningState
-    from ndd_watch.changes import Conditions
 
 # verdict: style of it on a screen.
 VERDICTS = {
@@ -32,11 +30,8 @@ VERDICTS = {
 }
 # Trials that a report shows.
 _NEWEST = 40
-_EFFECT = {True: "yes", False: "NO", None: MISSING}
 
 SETTING_COLUMNS = ("state", "setting", "vs. best so far", "vs. baseline", "memory", "losses", "why")
-# Findings that are shown for each number of ranks.
-_MOST_FINDINGS = 2
 
 
 def trial_text(trial: TrialEvent | None) -> str:
@@ -75,7 +70,7 @@ def measurement(progress: Progress) -> str:
 
 
 def trial_blocks(trial: TrialEvent, title: str = "") -> Iterator[Block]:
-    """Both sides as a table, whether the losses agree, and the result in a sentence."""
+    """Both sides as a table, the verdict, whether the losses agree, and what is not in effect."""
     rows = []
     for name, side in (("baseline", trial.base), (_change(trial), trial.change)):
         if side.get("prepare_s") is not None:
@@ -87,11 +82,30 @@ def trial_blocks(trial: TrialEvent, title: str = "") -> Iterator[Block]:
     if rows:
         columns = ("", "step", "throughput", "setup", "peak memory")
         yield Table(title, columns, tuple(rows), frozenset(range(1, 5)), wide=0)
+    told = [*verdict_parts(trial), *(["in effect"] if trial.in_effect else [])]
+    if trial.break_even_steps:
+        told.append(breaks_even(trial.break_even_steps))
+    yield Text(f"{title}: {'; '.join(told)}" if title and not rows else "; ".join(told))
     if trial.loss_text:
         yield Text(f"losses: {trial.loss}: {trial.loss_text}", "warn" if trial.loss == "differs" else "")
-    for name in trial.change.get("not_in_effect", []):
+    for name in trial.change.get("not_in_effect") or filter(None, [trial.not_in_effect]):
         yield Text(f"not in effect: {name}", "warn")
-    yield Text(trial.text if rows or not title else f"{title}: {trial.text}")
+
+
+def about_trial(budget_s: float, pauses: str) -> str:
+    """What a trial does. pauses: the run that is paused meanwhile, or ""."""
+    paused = f" {paused_text(pauses)}." if pauses else ""
+    both = "Baseline and candidate train alternately until the difference is clear"
+    return f"{both}, for up to {number(budget_s)} s.{paused}"
+
+
+def paused_text(name: str) -> str:
+    return f"{name} is paused and resumes after the trial"
+
+
+def trial_line(trial: TrialEvent) -> str:
+    """The line of a log."""
+    return f"trial of {_change(trial)} vs. {trial.against}: {trial.text}"
 
 
 def conditions(trial: TrialEvent) -> str:
@@ -120,14 +134,11 @@ def edit_lines(edit: Edit) -> list[str]:
 
 
 def trials_blocks(trials: Sequence[TrialEvent], name: str) -> list[Block]:
-    """All trials of a run, as plot, table and text. name: of the run, for the command."""
+    """The newest trials of a run, as a plot and one by one. name: of the run, for the command."""
     newest = trials[-_NEWEST:]
     if not newest:
-        command = command_text(name, ["KEY=VALUE"])
-        return [
-            Text("Nothing was measured against this run yet.", "note"),
-            NamedValues.of((COMMAND, command)),
-        ]
+        command = NamedValues.of((COMMAND, command_text(name, ["KEY=VALUE"])))
+        return [Text("Nothing was measured against this run yet.", "note"), command]
     out: list[Block] = []
     intervals = []
     for trial in newest:
@@ -141,14 +152,8 @@ def trials_blocks(trials: Sequence[TrialEvent], name: str) -> list[Block]:
             f"{newest[-1].confidence * 100:.0f} % CI; an interval that contains 1x shows no measurable difference."
         )
         out.append(Intervals("Candidate vs. baseline", tuple(intervals), note))
-    rows = []
-    for trial in trials:
-        before, after = trial.base.get("peak_bytes"), trial.change.get("peak_bytes")
-        memory = MISSING if before is None and after is None else f"{size(before)} → {size(after)}"
-        speed, effect = ratio_text(trial, MISSING), _EFFECT[trial.in_effect]
-        rows.append((_change(trial), trial.verdict, speed, memory, trial.loss, effect))
-    columns = ("change", "verdict", "speed", "peak memory", "loss", "applied")
-    out.append(Table("Trials", columns, tuple(rows), wide=0).newest(_NEWEST))
+    if len(trials) > _NEWEST:
+        out.append(Text(f"The newest {_NEWEST} of {len(trials):,} trials.", "note"))
     for trial in newest:
         out += [*trial_blocks(trial, _change(trial)), Text(conditions(trial), "note")]
     return out
@@ -189,90 +194,3 @@ def tuning_blocks(state: TuningState) -> Iterator[Block]:
     if rows:
         yield Table("", SETTING_COLUMNS, rows)
     yield Text(state.text)
-
-
-def scaling_blocks(state: ScalingState, name: str) -> Iterator[Block]:
-    """name: of the run or the configuration, for the commands."""
-    from ndd_engine.trial.scaling import in_words
-
-    if state.failed:
-        yield Text(state.failed, "bad")
-    yield Text(state.batch_text)
-    rows = tuple((row.point.name, *_figures(row)) for row in state.rows)
-    unit = next((row.facts["unit"] for row in state.rows if row.facts.get("unit")), "item")
-    columns = ("", "step", f"{plural(unit)}/s", "of linear", "exchange", "skew", "memory")
-    yield Table("", columns, rows, frozenset(range(1, len(columns))))
-    for row in state.rows:
-        if row.text and not state.failed:
-            yield Text(row.text)
-            yield from (Text(f"  {line}") for line in in_words(row.lost))
-            for finding in list(row.facts.get("findings") or ())[:_MOST_FINDINGS]:
-                yield verdict(checker(Finding).validate_python(finding), name)
-
-
-def _figures(row: ScalingRow) -> tuple[str, ...]:
-    facts = row.facts
-    rate, efficiency = facts.get("items_per_s"), row.efficiency
-    share = MISSING
-    if row.first is None:
-        share = "" if rate is not None else MISSING
-    elif efficiency is not None:
-        value, low, high = efficiency
-        share = f"{percent(value)} ({low * 100:.0f} to {high * 100:.0f})"
-    parts: Mapping[str, float] = facts.get("parts_ns") or {}
-    alone = row.point.ranks == 1
-    spans = (span(parts[name]) if name in parts else MISSING for name in ("exchange", "skew"))
-    exchanged = ("", "") if alone else tuple(spans)
-    return duration(facts.get("step_s")), number(rate), share, *exchanged, size(facts.get("peak_bytes"))
-
-
-def claims_listed(wanted: Sequence[Claim], place: Conditions, budget_s: float) -> Iterator[Block]:
-    """Each claim with the condition under which it is measured, then how long that takes."""
-    rows: list[tuple[str, str]] = []
-    for claim in wanted:
-        rows.append((claim.id, f"{claim.guide}: {claim.text}"))
-        rows += (("", text) for text in part_conditions(claim, place))
-    yield NamedValues(tuple(rows))
-    yield Text(duration_text(wanted, place, budget_s))
-
-
-def part_conditions(claim: Claim, place: Conditions) -> list[str]:
-    """The condition under which each part is measured on this machine, without repetitions."""
-    texts = []
-    for part in claim.parts:
-        variant, missing = part.choose(place)
-        name = f"{part.name}: " if part.name else ""
-        if variant is None:
-            texts.append(f"{name}not measurable on this machine: {missing}")
-        elif variant.where:
-            needs = f"; the condition of the {claim.guide} guide {missing}" if missing else ""
-            texts.append(f"{name}on this machine: {variant.where}{needs}")
-        else:
-            texts.append(f"{name}same condition as in the {claim.guide} guide")
-    return list(dict.fromkeys(texts))
-
-
-def duration_text(wanted: Sequence[Claim], place: Conditions, budget_s: float) -> str:
-    """How many measurements there are, and how long they take at most."""
-    from ndd_engine.trial.claims import measurements
-
-    count = sum(measurements(claim, place) for claim in wanted)
-    return f"{counted(count, 'measurement')} of up to {duration(budget_s)} each: {duration(count * budget_s)} at most"
-
-
-def claims_measured(results: Sequence[ClaimResult]) -> Iterator[Block]:
-    """Each claim with its verdict and its measurements, then the number of claims per verdict."""
-    from ndd_engine.trial.claims import conditions, headline
-
-    if not results:
-        return
-    yield Text(f"measured on {results[0].device}")
-    rows: list[tuple[str, str]] = []
-    for result in results:
-        verdict, colon, rest = headline(result).partition(":")
-        rows.append((result.claim.id, f"{verdict.upper()}{colon}{rest}"))
-        rows.append(("", f"{result.claim.guide}: {result.claim.text}"))
-        rows += (("", line) for line in conditions(result))
-    yield NamedValues(tuple(rows))
-    verdicts = [result.verdict for result in results]
-    yield Text(", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(verdicts)))

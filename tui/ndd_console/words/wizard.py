@@ -19,11 +19,27 @@ if TYPE_CHECKING:
     from ndd_engine.predict.probe_process import Opened
     from ndd_engine.wizard.planner import Situation
     from ndd_engine.wizard.session import Choice, ProposalSet
+    from ndd_engine.workloads.interface import DataFacts
 
 _LARGE = float("inf")
 _FEW_STEPS = 10  # an epoch with fewer is a remark
 ITEMS, TOKENS = "items/s", "tokens/s"  # columns; their headings name the items and tokens of the workload
 _ESTIMATES = "times are estimates, with a range over what the host takes to launch a kernel"
+
+# Goals and questions.
+MEANINGS = {
+    "throughput": "as many items per second as possible within the limits below",
+    "low-memory": "little memory at nearly full speed, for a machine shared with others",
+    "reproducible": "fp32 and deterministic algorithms: the same results on the same machine",
+    "time": "the shortest time for the number of items below, including data preparation",
+    "number of items": "the total number of items to train on",
+    "effective batch": (
+        "items per optimizer step; kept by gradient accumulation, because changing it changes the training"
+    ),
+    "minimum sequence": "shorter sequences are faster and need less memory, but give the model less context",
+    "model sizes": "smaller models are faster and need less memory, but reach a higher loss",
+    "reserved memory": "kept free for evaluation, libraries and other processes",
+}
 
 # Columns that some models have no values for: left out if no row has one.
 APPLIES: dict[str, Callable[[Proposal], Any]] = {
@@ -72,6 +88,10 @@ PROPOSAL_COLUMNS: tuple[Column, ...] = (
     Column("total time", lambda row: duration(row.total_s), lambda row: _or(row.total_s)),
     Column("parameters", lambda row: number(row.parameters), lambda row: row.parameters),
 )  # fmt: skip
+
+
+# Those of the printed table, which fits into 80 cells with the model and the batch.
+_PRINTED = ("memory", "step", ITEMS, TOKENS, "total time")
 
 
 def applicable(rows: Sequence[Proposal], names: Iterable[str]) -> list[str]:
@@ -139,13 +159,19 @@ def about_text(proposal: Proposal) -> str:
 def label(proposal: Proposal) -> str:
     """ "guide 256, 64 x 2 bf16": model, batch and what sets it apart."""
     kind = "" if proposal.model.amp == "off" else f" {proposal.model.amp}"
-    times = f" x {proposal.batch.accumulation}" if proposal.batch.accumulation > 1 else ""
+    kind += " recompute" if proposal.model.recomputes else ""
     if proposal.present:
         kind += ", present"
     model = proposal.model.size or "model"
     if proposal.tokens_per_item:
         model += f" {proposal.model.sequence}"
-    return f"{model}, {proposal.batch.micro}{times}{kind}"
+    return f"{model}, {batch_text(proposal)}{kind}"
+
+
+def batch_text(proposal: Proposal) -> str:
+    """ "64 x 2": micro-batch and accumulation."""
+    times = f" x {proposal.batch.accumulation}" if proposal.batch.accumulation > 1 else ""
+    return f"{proposal.batch.micro}{times}"
 
 
 def verified_texts(proposal: Proposal) -> tuple[str, ...]:
@@ -195,18 +221,15 @@ def proposal_blocks(
         yield Text("nothing could be predicted")
         return
     names = applicable(shown, _PRINTED)
-    columns = [PRINTED[name] for name in names]
+    columns = [column for column in PROPOSAL_COLUMNS if column.name in names]
+    marks = ("*" if best is not None and one.key == best.key else " " for one in shown)
     rows = tuple(
-        (
-            f"{'*' if best is not None and one.key == best.key else ' '}{number_}",
-            *(cell(one) for cell in columns),
-        )
-        for number_, one in enumerate(shown, 1)
+        (f"{mark}{place}", model_text(one), batch_text(one), *(column.text(one) for column in columns))
+        for place, (mark, one) in enumerate(zip(marks, shown, strict=True), 1)
     )
-    units = {ITEMS: item_unit(shown[0])}
-    yield Table("", ("", *(units.get(name, name) for name in names)), rows)
-    for number_, one in enumerate(shown, 1):
-        yield Text(f"{number_}: {'; '.join(filter(None, (leaves_text(one), remark(one, details=True))))}")
+    yield Table("", ("", "model", "batch", *(heading(column, shown) for column in columns)), rows)
+    for place, one in enumerate(shown, 1):
+        yield Text(f"{place}: {'; '.join(filter(None, (leaves_text(one), remark(one, details=True))))}")
     measured = [proposal for proposal in proposed.rows if proposal.measured is not None]
     tight = [proposal for proposal in proposed.rows if not proposal.fits]
     timed = any(proposal.measured is not None and proposal.measured.step_s for proposal in measured)
@@ -219,7 +242,7 @@ def proposal_blocks(
     elif best is None:
         least = min(tight, key=lambda proposal: proposal.missing_bytes)
         yield Text(f"nothing fits: micro-batch {least.batch.micro} is {_over(least.missing_bytes)}")
-    yield Text("* recommended; same data: the time for as much data as the configured run has")
+    yield Text("* recommended; total time: for as much data as the configured run has")
     yield Text("memory and time are predictions" + (" unless marked as measured" if measured else ""))
 
 
@@ -227,7 +250,8 @@ def model_text(proposal: Proposal) -> str:
     """ "guide 512 bf16": what needs a probe of its own, and several ranks."""
     parts = [proposal.model.size or "", str(proposal.model.sequence) if proposal.tokens_per_item else ""]
     ranks = f"{_ranks(proposal)} ranks" if proposal.layout.ranks > 1 else ""
-    return " ".join(filter(None, (*parts, proposal.model.precision, ranks)))
+    again = "recompute" if proposal.model.recomputes else ""
+    return " ".join(filter(None, (*parts, proposal.model.precision, again, ranks)))
 
 
 def leaves_text(proposal: Proposal) -> str:
@@ -237,23 +261,6 @@ def leaves_text(proposal: Proposal) -> str:
     if proposal.steps_per_epoch is not None and proposal.steps_per_epoch >= _FEW_STEPS:
         words.append(f"{counted(proposal.steps_per_epoch, 'step')} an epoch")
     return ", ".join(words)
-
-
-# The columns of the printed table, which fits into 80 cells.
-PRINTED: dict[str, Callable[[Proposal], str]] = {
-    "model": model_text,
-    "batch": lambda row: (
-        f"{row.batch.micro} x {row.batch.accumulation}"
-        if row.batch.accumulation > 1
-        else str(row.batch.micro)
-    ),
-    "memory": lambda row: size(row.memory_bytes),
-    "step": lambda row: duration(row.step_s),
-    ITEMS: lambda row: number(row.items_per_s),
-    TOKENS: lambda row: number(row.tokens_per_s),
-    "same data": lambda row: duration(row.total_s),
-}
-_PRINTED = tuple(PRINTED)
 
 
 def situation_texts(proposed: ProposalSet) -> Iterator[str]:
@@ -285,3 +292,15 @@ def lengths_line(opened: Opened) -> tuple[str, ...]:
     median, ninety = lengths[len(lengths) // 2], lengths[min(int(len(lengths) * 0.9), len(lengths) - 1)]
     unit = plural(opened.token or "step")
     return (f"lengths: {lengths[0]} to {lengths[-1]} {unit}, median {median}, 90th percentile {ninety}",)
+
+
+def data_texts(known: DataFacts | None, chosen: str) -> tuple[str, ...]:
+    """What is known of the data of a workload before it is read. chosen: a size that is chosen automatically, or ""."""
+    if known is None:
+        return ("the number of items is known after the data has been read",)
+    amount = counted(known.train_items, f"training {known.item}")
+    if known.tokens_per_item:
+        amount += f", {counted(known.tokens_per_item, known.token or 'token')} each"
+    if chosen:
+        amount += f" (with size {chosen}; the size is chosen automatically)"
+    return (known.text, amount)

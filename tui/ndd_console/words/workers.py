@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ndd_engine.diagnose.loader_plan import batch_ns, enough
 from ndd_engine.diagnose.view import View
 from ndd_engine.diagnose.worker_facts import does, evidence, plan_of, predictions, received_ns
+from ndd_engine.record.events import LoaderEvent
 from ndd_engine.record.figures import death_text
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.worker_events import WorkerFigures, WorkersEvent
@@ -16,6 +17,7 @@ from .blocks import Bars, Block, NamedValues, Table, Text, ns, safe
 
 _MOST_ITEMS = 8
 _WORKER = "loader worker"  # the begin of the name of a process
+LOADER = "Data loader"
 NONE = "This run has no loader workers, or they have not made a few batches yet."
 _TIMES = (
     "Times are of a batch. Idle is waiting until a batch is wanted. Another thread pickles and sends a batch, beside "
@@ -48,14 +50,9 @@ def workers_blocks(snapshot: Snapshot) -> list[Block]:
 def busy_bars(workers: Sequence[WorkerFigures]) -> Bars:
     """One bar for each: the part of its time in which it makes batches."""
     rows = tuple(
-        (
-            f"worker {one.number}",
-            1 - one.idle,
-            f"{percent(1 - one.idle)} busy, {ns(one.batch_ns)} a batch",
-            "blue",
-        )
+        (f"worker {one.number}", 1 - one.idle, f"{percent(1 - one.idle)} busy, {ns(one.batch_ns)} a batch", "blue")
         for one in workers
-    )
+    )  # fmt: skip
     return Bars("Busy", rows)
 
 
@@ -119,18 +116,12 @@ def functions_table(found: WorkersEvent) -> Table:
     """The functions that take the time of a batch."""
     title = f"Functions in workers, from {counted(found.profiles, 'batch')} under Python's profiler"
     rows = tuple(
-        (
-            percent(row[4]),
-            percent(row[5]),
-            number(row[3]),
-            does(row) or MISSING,
-            f"{row[0]}:{row[1]} in {row[2]}",
-        )
+        (percent(row[4]), percent(row[5]), number(row[3]), does(row) or MISSING, f"{row[0]}:{row[1]} in {row[2]}")
         for row in found.functions
-    )
+    )  # fmt: skip
     columns = ("share", "with calls", "calls", "what", "function") if rows else ()
     note = _SHARES if rows else "No batch was profiled yet."
-    return Table(title, columns, rows, frozenset({0, 1, 2}), note, wide=4, paths=True)
+    return Table(title, columns, rows, frozenset({0, 1, 2}), note, wide=4)
 
 
 def transforms_table(found: WorkersEvent) -> list[Block]:
@@ -171,3 +162,22 @@ def process_tables(workers: Sequence[WorkerFigures]) -> list[Block]:
         Table("Processes", columns, rows, frozenset(range(1, len(columns))), shared, wide=0),
         Table("Storage and processor", needs, needed, frozenset(range(1, len(needs))), late, wide=0),
     ]
+
+
+def loader_facts(loader: LoaderEvent) -> NamedValues:
+    """The data loader: what an item costs, and whether items can be cached or gathered."""
+    cached = "none" if loader.encoded is None else number(loader.encoded)
+    gather = ns(loader.gather_ns) + (" per micro-batch" if loader.gather_ns is not None else "")
+    if not loader.in_memory:
+        gather += ": the dataset cannot gather a whole batch at once"
+    differ = "items come from a stream" if loader.stream else "items differ between epochs"
+    each = f"{ns(loader.item_ns)}, of which {ns(loader.item_cpu_ns)} CPU time (mean of {loader.probed})"
+    return NamedValues.of(
+        ("items", f"{number(loader.items or None)}, {cached} cached"),
+        ("", f"{differ} and cannot be cached" if loader.epochs_differ else ""),
+        ("micro-batch", f"{counted(loader.micro, 'item')}, {size(loader.batch_bytes)}"),
+        ("time per item", each if loader.item_ns is not None else MISSING),
+        ("collate", f"{ns(loader.collate_ns)} per micro-batch"),
+        ("gather", gather),
+        title=LOADER,
+    )

@@ -9,10 +9,9 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
+from typing import Any, Callable
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +20,8 @@ from torch.utils._pytree import tree_iter
 
 # Nodes of the autograd graph with a larger number accumulate gradients, and belong to no block.
 _OF_FORWARD = 1 << 60
+# Sorts after every name of a block.
+_LAST_NAME = "\U0010ffff"
 # States of the search that are kept for each window.
 MOST_STATES = 400
 FORWARD, BACKWARD, OUTSIDE = "forward", "backward", "outside"
@@ -29,13 +30,14 @@ FORWARD, BACKWARD, OUTSIDE = "forward", "backward", "outside"
 class Account(TorchDispatchMode):
     """Counts storages while it is active. `call` is told of each call of a block.
 
-    starts: (sequence number of autograd, name) of each window. level, most: bytes in use where a place begins, and the
-    most within it. A place is (FORWARD or BACKWARD, window), -1 before the first block, or (OUTSIDE, 0).
+    now, peak: bytes in use, and the most so far. starts: (sequence number of autograd, name) of each window. level,
+    most: bytes in use where a place begins, and the most within it. A place is (FORWARD or BACKWARD, window), -1 before
+    the first block, or (OUTSIDE, 0).
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.now = 0
+        self.now = self.peak = 0
         self.starts: list[tuple[int, str]] = []
         self.level: dict[tuple[str, int], int] = {}
         self.most: dict[tuple[str, int], int] = {}
@@ -47,7 +49,7 @@ class Account(TorchDispatchMode):
             node = torch._C._current_autograd_node()
             number = -1 if node is None else node._sequence_nr()
             if 0 <= number < _OF_FORWARD:
-                window = bisect_right(self.starts, number, key=lambda start: start[0]) - 1
+                window = bisect_right(self.starts, (number, _LAST_NAME)) - 1
                 if self._place[0] != BACKWARD or window < self._place[1]:
                     self._enter(BACKWARD, window)
         elif self._place[0] == BACKWARD:
@@ -55,7 +57,7 @@ class Account(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         for item in tree_iter(result):
             if isinstance(item, Tensor):
-                self._count(item)
+                self.count(item)
         return result
 
     def call(self, name: str) -> None:
@@ -72,7 +74,8 @@ class Account(TorchDispatchMode):
         self._place = phase, window
         self.level[self._place] = self.most[self._place] = self.now
 
-    def _count(self, tensor: Tensor) -> None:
+    def count(self, tensor: Tensor) -> None:
+        """Count a tensor that may be new."""
         storage = tensor.untyped_storage()
         address, size = storage._cdata, storage.nbytes()
         # What is offloaded lies in host memory.
@@ -88,6 +91,7 @@ class Account(TorchDispatchMode):
 
     def _add(self, size: int) -> None:
         self.now += size
+        self.peak = max(self.peak, self.now)
         self.most[self._place] = max(self.most.get(self._place, 0), self.now)
 
 
@@ -212,7 +216,7 @@ class WindowTable:
         if own:
             return [(window, window + 1) for window in own]
         inside = [window for window, other in enumerate(self.plain.names) if other.startswith(f"{name}.")]
-        if not inside or any(later != earlier + 1 for earlier, later in pairwise(inside)):
+        if not inside or any(later != earlier + 1 for earlier, later in zip(inside, inside[1:])):
             return []
         return [(inside[0], inside[-1] + 1)]
 
@@ -241,6 +245,21 @@ class WindowTable:
             return None
         best = min(ended, key=lambda state: (state.seconds, state.peak))
         return LevelChoice({name: level for name, level in best.chosen if level}, best.peak, best.seconds)
+
+    def everything(self, level: str) -> Iterator[dict[str, str]]:
+        """Levels with which every block has this one: each by itself, and in larger containers."""
+        spans = {option.name: (option.begin, option.end) for option in self.options if option.level == level}
+        for largest in (False, True):
+            levels: dict[str, str] = {}
+            place = 0
+            while place < len(self.plain.names):
+                here = [name for name, (begin, _) in spans.items() if begin == place]
+                name = (max if largest else min)(here, key=lambda name: spans[name][1], default=None)
+                if name is not None:
+                    levels[name] = level
+                place = place + 1 if name is None else spans[name][1]
+            if levels:
+                yield levels
 
     def _peak(self, state: _State, option: Option) -> int:
         one, saved = self.plain, state.saved

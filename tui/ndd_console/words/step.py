@@ -1,33 +1,111 @@
-"""The diagnosis of a snapshot: the findings, closer looks at single steps, and the page with both."""
+"""A step in words: its time and compute, its functions, and captures of single steps with their idle time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.diagnose.view import View
-from ndd_engine.record.events import (
-    BaselineEvent,
-    FunctionsEvent,
-    KernelsEvent,
-    LoaderEvent,
-    StacksEvent,
-)
+from ndd_engine.record.events import BaselineEvent, FunctionsEvent, KernelsEvent, StacksEvent, WorkEvent
+from ndd_engine.record.figures import setting
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import MISSING, counted, finite, number, percent, printable, size
+from ndd_engine.text import MISSING, counted, duration, finite, foreign, number, percent, size
 
-from .blocks import (
-    Bars,
-    Block,
-    NamedValues,
-    Table,
-    Text,
-    ns,
-)
-from .finding import verdict
+from .blocks import Bars, Block, NamedValues, Table, ns
 from .model_work import work_tables
-from .run import setting
+
+# The status in which a run has no speed and no time left.
+PAUSED = "paused"
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+
+def step_time(snapshot: Snapshot) -> str:
+    """ "step 54.6 ms (16 micro-steps of 3.41 ms)"; without accumulation only the step."""
+    if snapshot.step_ns is None:
+        return f"step {MISSING}"
+    text = f"step {duration(snapshot.step_ns * 1e-9)}"
+    micro = micro_steps(snapshot)
+    return f"{text} ({micro})" if micro else text
+
+
+def micro_steps(snapshot: Snapshot) -> str:
+    """ "16 micro-steps of 3.41 ms", "" if a step has only one."""
+    count = snapshot.micro_steps
+    if count is None or count <= 1 or snapshot.step_ns is None:
+        return ""
+    return f"{number(count)} micro-steps of {duration(snapshot.step_ns / count * 1e-9)}"
+
+
+def flops(value: float | None) -> str:
+    """ "1.24 TFLOP/s"."""
+    return f"{prefixed(value)}FLOP/s"
+
+
+def prefixed(value: float | None) -> str:
+    """A count with an SI prefix: "4.21 T"."""
+    if value is None:
+        return f"{MISSING} "
+    scale, letter = next(((scale, letter) for scale, letter in _PREFIXES if value >= scale), (1, ""))
+    return f"{number(value / scale)} {letter}"
+
+
+def _of_peak(share: float | None) -> str:
+    """Two significant digits below 10 %, since tiny models stay far below 1 %: "34 %", "0.00053 %"."""
+    return percent(share) if share is None or share >= 0.1 else f"{share * 100:.2g} %"
+
+
+def work_texts(snapshot: Snapshot) -> list[str]:
+    """FLOP/s, MFU of which peak, or why it is unknown, and the side of the roofline; [] before FLOPs are counted."""
+    if snapshot.work is None or snapshot.work.flops_per_step is None or snapshot.status == PAUSED:
+        return []
+    throughput = snapshot.throughput
+    mfu = f"MFU {MISSING}: {foreign(throughput.reason)}"
+    if throughput.peak_flops_per_s is not None:
+        peak = f"{flops(throughput.peak_flops_per_s)} ({foreign(throughput.peak_kind)} dense)"
+        mfu = f"MFU {_of_peak(throughput.mfu)} of {peak}"
+    intensity = f"intensity {MISSING}"
+    if throughput.intensity is not None:
+        side = f": {throughput.side}-bound side" if throughput.side else ""
+        intensity = f"intensity {number(throughput.intensity)} FLOP/B{side}"
+    return [flops(throughput.flops_per_s), mfu, intensity]
+
+
+def work_short(snapshot: Snapshot) -> str:
+    """ "1.24 TFLOP/s, MFU 34 %"; without a peak only FLOP/s, "" before FLOPs are counted."""
+    throughput = snapshot.throughput
+    if throughput.flops_per_s is None or snapshot.status == PAUSED:
+        return ""
+    mfu = "" if throughput.mfu is None else f", MFU {_of_peak(throughput.mfu)}"
+    return flops(throughput.flops_per_s) + mfu
+
+
+def work_facts(snapshot: Snapshot, work: WorkEvent) -> NamedValues:
+    """The counts behind FLOP/s and MFU, and how they were made."""
+    counted = work.flops_per_step
+    forward = ""
+    if counted and work.flops_forward is not None:
+        forward = f", {percent(work.flops_forward / counted)} in the forward pass"
+    total = sum(work.dtypes.values())
+    types = ", ".join(
+        f"{name} {percent(value / total)}" if total else name
+        for name, value in sorted(work.dtypes.items(), key=lambda item: -item[1])
+    )
+    peak = f"{MISSING}: {work.reason}" if work.reason else MISSING
+    if work.peak_tflops is not None:
+        memory = f", memory {number(work.bandwidth_gb_s)} GB/s" if work.bandwidth_gb_s else ""
+        source = f"; {work.peak_source}" if work.peak_source else ""
+        peak = f"{number(work.peak_tflops)} TFLOP/s ({work.peak_kind} dense){memory}{source}"
+    return NamedValues.of(
+        ("operations", f"{prefixed(counted)}FLOP{forward}"),
+        ("bytes", f"{size(work.bytes_per_step)} read and written without fusion (upper bound)"),
+        ("now", ", ".join(work_texts(snapshot)) or MISSING),
+        ("matmul types", types or MISSING),
+        ("attention", ", ".join(work.attention) or "none detected"),
+        ("not counted", ", ".join(work.uncounted)),
+        ("peak", peak),
+        ("method", work.method),
+        title="Work per step",
+    )
+
 
 METHODS = {
     "events": "CUDA events: gaps between timed spans on the GPU, a lower bound",
@@ -46,12 +124,8 @@ COLOURS = {
 }  # fmt: skip
 ENGINE = "_engine_run_backward"  # torch's function that runs all of backward
 ISOLATED = "Forward and backward pass of one micro-batch"
-LOADER = "Data loader"
 _TOP = 12
 _OWN_TIME = "In a usual step; without torch and without other functions of your code."
-
-MOST_EVENTS = 20
-Rules = Callable[[Snapshot], tuple[Finding, ...]]
 
 
 def colour(name: str, index: int) -> str:
@@ -76,11 +150,12 @@ def code(snapshot: Snapshot) -> Table:
 
 
 def functions(snapshot: Snapshot, profiled: FunctionsEvent) -> Table:
-    """The functions of a profiled step by their own time, longest first."""
+    """The functions of a profiled step by their own time, longest first; of a script, relative to its folder."""
+    folder = f"{setting(snapshot.run, 'script', 'folder')}/"
     rows = tuple(
         (
             percent(item.share), ns(item.ns), number(item.calls), item.phase or MISSING,
-            f"{item.file}:{item.line} in {item.name}", item.caller,
+            f"{item.file.removeprefix(folder)}:{item.line} in {item.name}", item.caller,
         )
         for item in View(replace(snapshot, functions=profiled)).functions[:_TOP]
     )  # fmt: skip
@@ -91,7 +166,7 @@ def functions(snapshot: Snapshot, profiled: FunctionsEvent) -> Table:
         which = "the loader worker" if workers == 1 else f"the {number(workers)} loader workers"
         note += f" Functions in {which} are listed by themselves."
     columns = ("share", "time", "calls", "phase", "function", "called by")
-    return Table(title, columns if rows else (), rows, frozenset({0, 1, 2}), note, wide=4, paths=True)
+    return Table(title, columns if rows else (), rows, frozenset({0, 1, 2}), note, wide=4)
 
 
 def stacks(samples: StacksEvent) -> Table:
@@ -109,7 +184,7 @@ def stacks(samples: StacksEvent) -> Table:
         if len(frame) >= 5 and samples.looks
     )  # fmt: skip
     title = f"Stack samples ({number(samples.looks)}, the latest at step {number(samples.step)})"
-    return Table(title, ("share", "phase", "function"), rows, frozenset({0}), wide=2, paths=True)
+    return Table(title, ("share", "phase", "function"), rows, frozenset({0}), wide=2)
 
 
 def capture(kernels: KernelsEvent, step: int = 0) -> list[Block]:
@@ -164,74 +239,3 @@ def isolated(baseline: BaselineEvent) -> NamedValues:
         ("threads", f"{number(baseline.threads)} in this run; {threads}" if threads else ""),
         title=ISOLATED,
     )
-
-
-def loader_facts(loader: LoaderEvent) -> NamedValues:
-    """The data loader: what an item costs, and whether items can be cached or gathered."""
-    cached = "none" if loader.encoded is None else number(loader.encoded)
-    gather = ns(loader.gather_ns) + (" per micro-batch" if loader.gather_ns is not None else "")
-    if not loader.in_memory:
-        gather += ": the dataset cannot gather a whole batch at once"
-    differ = "items come from a stream" if loader.stream else "items differ between epochs"
-    each = f"{ns(loader.item_ns)}, of which {ns(loader.item_cpu_ns)} CPU time (mean of {loader.probed})"
-    return NamedValues.of(
-        ("items", f"{number(loader.items or None)}, {cached} cached"),
-        ("", f"{differ} and cannot be cached" if loader.epochs_differ else ""),
-        ("micro-batch", f"{counted(loader.micro, 'item')}, {size(loader.batch_bytes)}"),
-        ("time per item", each if loader.item_ns is not None else MISSING),
-        ("collate", f"{ns(loader.collate_ns)} per micro-batch"),
-        ("gather", gather),
-        title=LOADER,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class DiagnosisResult:
-    """Findings, most important first. trouble: the error message if the rules failed."""
-
-    findings: tuple[Finding, ...] = ()
-    trouble: str = ""
-
-
-class Diagnosis:
-    """Evaluates the rules and caches the result for the latest snapshot."""
-
-    def __init__(self, rules: Rules = diagnose) -> None:
-        self._rules = rules
-        self._latest: tuple[Snapshot, DiagnosisResult] | None = None
-
-    def of(self, snapshot: Snapshot) -> DiagnosisResult:
-        """The findings of this snapshot. An equal result is the same object as before, so nothing is redrawn."""
-        if self._latest is None or self._latest[0] is not snapshot:
-            try:
-                result = DiagnosisResult(self._rules(snapshot))
-            except Exception as error:  # noqa: BLE001  a defect in a rule must not break the screen
-                text = " ".join(str(error).split())
-                text = printable(f"the diagnosis failed: {type(error).__name__}: {text}")
-                result = DiagnosisResult((), text)
-            if self._latest is not None and self._latest[1] == result:
-                result = self._latest[1]
-            self._latest = (snapshot, result)
-        return self._latest[1]
-
-
-def diagnosis_blocks(snapshot: Snapshot, result: DiagnosisResult, name: str, can_try: bool) -> list[Block]:
-    """The findings, then the measurements. name: of the run, for the commands."""
-    blocks: list[Block] = [Text(result.trouble, "note")] if result.trouble else []
-    blocks += [verdict(finding, name, index == 0) for index, finding in enumerate(result.findings)]
-    if can_try and any(finding.sets and not finding.leave for finding in result.findings):
-        blocks.append(Text("Press t to select one of the settings and measure it.", "note"))
-    blocks.append(code(snapshot))
-    captured = capture(snapshot.kernels) if snapshot.kernels is not None else []
-    blocks += captured or [absent("Profiler capture", "no capture yet; press k")]
-    baseline, loader = snapshot.baseline, snapshot.loader
-    blocks.append(isolated(baseline) if baseline is not None else absent(ISOLATED, "not measured"))
-    blocks.append(loader_facts(loader) if loader is not None else absent(LOADER, "not measured"))
-    # On the live screen, they are cut at its edge.
-    told = (each.mark for each in snapshot.marks if each.mark.text)
-    newest = [(f"step {number(mark.step)}", printable(mark.text)) for mark in told]
-    if newest:
-        blocks.append(NamedValues(tuple(reversed(newest[-MOST_EVENTS:])), "Newest events"))
-    if len(newest) > MOST_EVENTS:
-        blocks.append(Text("Earlier events are in the log (l on the live screen) and in the report.", "note"))
-    return blocks
