@@ -139,9 +139,9 @@ class WindowEvent(Event):
     skipped, the steps before the first of them. bad_loss: if its last losses are not finite, ["NaN" or "infinite",
     steps before the first loss that was seen so; of the finite ones before: steps before the last one, its value, and
     the lowest value; or null]. evaluations, checkpoints: of a script, after steps of this window; those of
-    other runs are marks. received: of batches that came from loader workers in steps that were timed by phase,
-    their number ("batches"), and sums: "behind_ns", waiting while another batch was ready that comes later in the
-    order; "receive_ns", reading them and making their tensors; "pin_ns", pinning them, in a thread of its own.
+    other runs are marks. received: sums of the batches that came from loader workers in steps that were timed by
+    phase. Their number is "batches", and "behind_ns" the time of waiting while a later batch was ready. Reading them
+    and making their tensors took "receive_ns", and pinning them in a thread of its own "pin_ns".
     left_out: batches of a script that went through the model with gradients, and have no
     backward pass; of the steps that were timed by phase.
     """
