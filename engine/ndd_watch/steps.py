@@ -625,7 +625,7 @@ class ByHand:
             return 0
 
         names = "outputs", "retain_graph", "create_graph"
-        return VariableHook(due, begun, names), VariableHook(due, ended, ("t_inputs",))
+        return VariableHook(due, begun, names), VariableHook(due, ended, ("inputs",))
 
     def _ended(self, inputs: Any) -> None:
         """The gradients by these tensors are there."""
