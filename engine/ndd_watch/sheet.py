@@ -20,8 +20,8 @@ from .mapped import _checked, _open, renamed
 SUFFIX = ".worker"
 _MAGIC, SIZE = 0x73686565743031, 1 << 15
 # Integers: number of the format; process id; times that a report began or ended to be written, odd meanwhile; and its
-# bytes. Then of the present batch: its number; when it began on the monotonic clock, 0 between two; and what is known
-# of its indices: how many they are, of which the first ones follow, or below 0 the bytes of a text instead.
+# bytes. Then of the present batch: its number; when it began on the monotonic clock, 0 between two; and how many
+# indices it has. The first ones of them follow. Below 0, these are the bytes of a text instead.
 _MARK, _PID, _WRITES, _LENGTH, _BATCH, _BEGUN, _SHOWN = range(7)
 # Indices of a batch that are told, and how so many integers are stored.
 INDICES = 8

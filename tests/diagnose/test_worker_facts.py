@@ -122,7 +122,8 @@ def test_waiting_behind_an_earlier_batch_is_told_with_what_another_order_would_b
 
 
 def test_each_setting_that_can_be_played_is_predicted() -> None:
-    tail = told(batch_quantiles_ns=[12 * MS] * 18 + [400 * MS] * 2)
+    idle = [replace(one, idle_ns=40 * MS) for one in told().workers]
+    tail = told(batch_quantiles_ns=[12 * MS] * 18 + [400 * MS] * 2, workers=idle)
     snapshot = waits(tail).snapshot()
     rows = {change.sets: each for change, each in predictions(View(snapshot))}
     order = list(rows.values())
@@ -132,6 +133,9 @@ def test_each_setting_that_can_be_played_is_predicted() -> None:
     found = workers_figures(snapshot)
     assert found is not None
     assert {*found["predicted"][0]} == {"sets", "batch_ns"}
+    # Workers that work all the time make no more in another order.
+    busy = waits(replace(tail, workers=told().workers)).snapshot()
+    assert ("loader.in_order=false",) not in {change.sets for change, _ in predictions(View(busy))}
 
 
 def test_where_workers_restart_keeping_them_comes_before_more_of_them() -> None:

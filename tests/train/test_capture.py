@@ -61,7 +61,7 @@ def test_a_run_is_captured_by_itself_unless_nothing_is_profiled(
     trainer: Trainer, monkeypatch: pytest.MonkeyPatch, every_s: int
 ) -> None:
     monkeypatch.setattr(bursts, "EVERY_NS", 1)
-    result = trainer.train(*trainer.ndd, *steps(30), "log.window_s=0.05", f"log.profile_every_s={every_s}")
+    result = trainer.train(*trainer.ndd, *steps(30), *EVERY_STEP, f"log.profile_every_s={every_s}")
     found = kernels(result)
     assert bool(found) is bool(every_s)
     assert all(event.modules and event.trace is None for event in found)

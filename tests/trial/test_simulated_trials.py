@@ -398,6 +398,13 @@ def test_a_short_script_is_measured_in_short_runs(world: World, gain: float, ver
     assert event.ratio == pytest.approx(gain, rel=0.05)
 
 
+def test_a_script_that_ends_while_the_rest_of_the_budget_is_used_is_no_reason(world: World) -> None:
+    world.gain, world.life, world.start_s = 1.1, 300, 12.0
+    event = run(32.0)
+    assert world.count("ended", 0) + world.count("ended", 1) > 0
+    assert event.pairs == 1 and event.abba_blocks >= 2 and "came to its end" not in event.text, event.text
+
+
 def test_a_script_that_ends_before_a_block_is_no_failure(world: World) -> None:
     world.life = 30
     event = run()

@@ -191,16 +191,10 @@ def ranked(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
     if plan is None:
         return tuple(changes)
     known = {change.sets for change in changes}
-    changes = [*changes, *(one for one in _further(view, plan, changes) if one.sets not in known)]
-    found = inside(view)
-    if found is not None and min(1 - worker.idle for worker in found.workers) > FULL:
-        # Whatever they make first, they make no more.
-        changes = [
-            change for change in changes if not ORDERING & {one.partition("=")[0] for one in change.sets}
-        ]
+    more = [change for change in _further(view, plan, changes) if change.sets not in known]
     now = batch_ns(plan)
     rows: list[tuple[float, Change]] = []
-    for change in changes:
+    for change in _helping(view, [*changes, *more]):
         other = plan.with_settings(change.sets) if change.sets else None
         if other is None or other == plan:
             rows.append((LITTLE, change))
@@ -211,6 +205,14 @@ def ranked(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
         told = f"predicted: {times(1 + gain)}" if gain >= LITTLE else "predicted: little or nothing"
         rows.append((gain if gain >= LITTLE else 0.0, replace(change, text=f"{change.text} ({told})")))
     return tuple(change for _, change in sorted(rows, key=lambda row: -row[0]))
+
+
+def _helping(view: View, changes: Sequence[Change]) -> list[Change]:
+    """Those that may help: workers that work all the time make no more batches in another order, or further ahead."""
+    found = inside(view)
+    if found is None or min(1 - worker.idle for worker in found.workers) <= FULL:
+        return [*changes]
+    return [change for change in changes if not ORDERING & {one.partition("=")[0] for one in change.sets}]
 
 
 def _further(view: View, plan: LoaderPlan, changes: Sequence[Change]) -> list[Change]:
@@ -241,9 +243,9 @@ def predictions(view: View) -> list[tuple[Change, float]]:
     fewer = Change("", (f"loader.workers={max(plan.workers - 1, 0)}",))
     each = (more, fewer, further_ahead(view), any_order(view), _persistent(view, plan), untold_cache(view))
     rows: dict[tuple[str, ...], tuple[Change, float]] = {}
-    for change in each:
-        other = None if change is None else plan.with_settings(change.sets)
-        if change is not None and other is not None and other != plan:
+    for change in _helping(view, [one for one in each if one is not None]):
+        other = plan.with_settings(change.sets)
+        if other is not None and other != plan:
             rows[change.sets] = change, batch_ns(other)
     return sorted(rows.values(), key=lambda row: row[1])
 

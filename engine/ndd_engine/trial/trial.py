@@ -644,7 +644,11 @@ class Trial:
         """With few pairs, measure further blocks of the last one where no other pair fits."""
         few = len(self._replicates.pairs) < ENOUGH
         if few and not self._exclusive and self._sides.count == len(SIDES):
-            self._blocks(ORDERS[(number - 1) % 2], plan, int(self._budget.left_s / self._abba_s))
+            try:
+                self._blocks(ORDERS[(number - 1) % 2], plan, int(self._budget.left_s / self._abba_s))
+            except SideFailedError as error:
+                if error.kind != "ended":
+                    raise
 
     def _blocks(self, order: tuple[int, ...], plan: BlockPlan, blocks: int) -> None:
         """Measure ABBA blocks of the current pair, fewer if the budget ends or the result is clear."""
