@@ -276,7 +276,7 @@ async def test_the_sweep_and_its_file(tmp_path: Path, monkeypatch: pytest.Monkey
             "chartext.toml", "✔ kept", "◐ measuring", "· waiting", "1.62x (1.55 to 1.70)", "12 of 60 s",
             "1.10x (0.96 to 1.26)",
         ):  # fmt: skip
-            assert part in text_of(app), part
+            await until(pilot, lambda part=part: part in text_of(app))  # type: ignore[misc]
         await press(pilot, "w")
         assert not (tmp_path / "tuning-2.toml").exists()
         sweep.go_on.set()

@@ -404,12 +404,6 @@ class Finding:
         """The edits of the first configuration change; () if there is none."""
         return next((change.sets for change in self.changes if change.sets), ())
 
-    @property
-    def gain(self) -> float | None:
-        """The speedup of the first configuration change, if a trial has measured it as faster."""
-        seen = next((change.measured for change in self.changes if change.sets), None)
-        return seen.ratio if seen is not None and seen.verdict == "faster" else None
-
     def to_dict(self) -> Json:
         """As JSON, for a finding event and --json."""
         return asdict(self)

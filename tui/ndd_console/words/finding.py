@@ -24,8 +24,9 @@ CALM = {"healthy": "good", "too-short": "dim"}
 
 def ceiling_text(finding: Finding) -> str:
     """ "at most 2.3x", or what a trial has measured; "" if the gain has no bound."""
-    if finding.gain is not None:
-        return f"measured {times(finding.gain)}"
+    seen = next((change.measured for change in finding.changes if change.sets), None)
+    if seen is not None and seen.verdict == "faster" and seen.ratio is not None:
+        return f"measured {times(seen.ratio)}"
     return "" if finding.ceiling is None else at_most(finding.ceiling)
 
 
