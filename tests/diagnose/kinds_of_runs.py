@@ -48,7 +48,10 @@ ELSEWHERE = {
     "death": (_RUNS, "test_a_worker_that_is_killed_is_named_with_its_signal_and_no_frame_of_ours"),
     "stall": (_RUNS, "test_a_worker_that_hangs_is_named_at_once_and_first_in_the_summary"),
     "stacks": (_RUNS, "test_a_call_that_keeps_the_interpreter_lock"),
-    "trial": ("script/test_script_trials.py", "test_threads_are_switched_in_one_process"),
+    "trial": (
+        "script/test_script_trials.py",
+        "test_workers_for_slow_storage_are_faster_and_the_edit_is_applied",
+    ),
     "kernels": (
         "observe/test_captures.py",
         "test_the_event_is_that_of_an_own_run_and_the_script_is_the_same",
