@@ -126,8 +126,10 @@ class Hooks:
         self._put(torch.autograd.grad, *by_hand.hooks(), False)
         for name in ("clip_grad_norm_", "clip_grad_value_"):
             self._put(getattr(torch.nn.utils, name), *self.timed(CLIP), False, phase=CLIP)
-        within = getattr(torch.nn.utils.clip_grad_norm_, "__wrapped__", None)
-        self.probes.put(within, None, gradient_norms(self.steps, self._looks), False)
+        # Before torch 2.6 it is not there, and the norm is no argument of another function.
+        scales = getattr(torch.nn.utils, "clip_grads_with_norm_", None)
+        within = getattr(scales, "__wrapped__", None)
+        self.probes.put(within, gradient_norms(self.steps, self._looks), None, False)
         scaler = getattr(torch.amp, "GradScaler", None) or torch.cuda.amp.GradScaler
         self._put(scaler.unscale_, *self.timed(CLIP), True, phase=CLIP)
         self._put(scaler.scale, self._scales(), None, False)

@@ -536,7 +536,7 @@ def _power(count: int) -> int:
 
 
 def gradient_norms(steps: Steps, looks: Looks) -> VariableHook:
-    """The hook of the end of `clip_grad_norm_`, on the function within the one that turns gradients off.
+    """The hook of `clip_grads_with_norm_`, on the function within the one that turns gradients off.
 
     It reads the norm at once on the CPU; that on a GPU arrives some steps later.
     """

@@ -502,6 +502,9 @@ class Loop:
         """End the window."""
         self._window()
 
+    def compared(self) -> None:
+        """Wait until the windows so far of all ranks are compared, if there are several; not long."""
+
     def record_rest(self) -> None:
         """Record the time since the last window after an error ended the loop."""
         with contextlib.suppress(Exception):

@@ -266,6 +266,7 @@ class Own(Trainer):
         return self._clock.waited_ns / 1e9
 
     def facts(self) -> Json:
+        self._loop.compared()
         self._run.recorder.flush()
         for setup in self._setups:
             setup.facts.losses = [float(loss) for loss in setup.losses]

@@ -397,7 +397,6 @@ class RankLoop(Loop):
             self.put(told)
 
     def compared(self) -> None:
-        """Wait until the windows so far are compared, on rank 0; not long."""
         if self._comparing is not None:
             self._comparing.wait()
 
