@@ -5,6 +5,7 @@ The first ones are of own runs, then those of scripts: periods of steps, items o
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
@@ -588,6 +589,15 @@ def test_losses_are_compared_by_the_number_of_their_step(
 
     world.facts = facts
     assert tried(tmp_path, APART).loss == loss
+
+
+def test_losses_of_a_script_that_is_not_seeded_say_nothing_and_the_speed_counts(
+    world: World, tmp_path: Path
+) -> None:
+    starts = itertools.count(1)
+    world.facts = lambda changed: {"loss_steps": [1, 2], "losses": [0.5, 0.1 * next(starts)]}
+    event = tried(tmp_path, APART)
+    assert (event.verdict, event.loss) == ("faster", "not comparable") and event.loss_text
 
 
 @pytest.mark.parametrize(

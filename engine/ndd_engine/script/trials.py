@@ -642,7 +642,7 @@ class ScriptSides(Sides):
                 self._usual = now
             elif len({tuple(losses) for losses in same_steps(now, self._usual)}) > 1:
                 for facts in self.facts:
-                    facts.losses = []
+                    facts.losses, facts.loss_steps = [], []
                 self.note = "two starts of the unchanged script differ in their losses (is it seeded?)"
             else:
                 self.doubt = ""
