@@ -92,7 +92,7 @@ def test_leave_it_running_gives_the_prompt_back(tmp_path: Path) -> None:
         assert terminal.wait() == 0
         assert terminal.echoes()
         assert "attach" in terminal.words
-        assert state(tmp_path, "live") == "training"
+        assert state(tmp_path, "live") in ("training", "evaluating", "checkpointing")
 
 
 @pytest.mark.promise
