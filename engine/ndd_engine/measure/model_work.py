@@ -88,7 +88,7 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class ModelWork:
-    """See the fields of these names of record.events.KernelsEvent."""
+    """See the fields of these names of KernelsEvent in record/profile_events.py."""
 
     modules: list[ModuleTime] = field(default_factory=list)
     lines: list[LineTime] = field(default_factory=list)
