@@ -127,7 +127,8 @@ def test_ranks_of_a_folder_are_shown_side_by_side(gpu_data: Path, capsys: pytest
     table = next(number for number, line in enumerate(lines) if line.startswith("rank "))
     assert lines[table + 1].split()[:2] == ["0", "two-ranks-rank0.json.gz"]
     assert lines[table + 2].split()[:2] == ["1", "two-ranks-rank1.json.gz"]
-    assert "two-ranks-rank1.json.gz" in lines[table + 4]  # waits least for the other
+    assert "126 ranks of 128" in lines[table + 4]
+    assert "two-ranks-rank1.json.gz" in lines[table + 5]  # waits least for the other
     assert len(trace_files((folder,))) == 5
 
 
