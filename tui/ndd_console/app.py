@@ -20,9 +20,9 @@ from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.run_sources import HomeFolder, RunRow, RunSource
 from ndd_console.jobs.trials import TuningJob
 from ndd_console.jobs.wizard import WizardJob
-from ndd_console.screens.base import KeyScreen
+from ndd_console.screens.base import KeyScreen, Result, WizardOpener
 from ndd_console.screens.home import HomeScreen
-from ndd_console.screens.live import LiveScreen, Result
+from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.tuning import TuningScreen
 from ndd_console.screens.wizard import WizardScreen
 from ndd_console.view.keys import APP_KEYS
@@ -38,8 +38,6 @@ from ndd_engine.diagnose import diagnose
 THEMES = ("ansi-dark", "textual-ansi")
 Opener = Callable[[str], RunSource]
 Starter = Callable[[StartRow], RunSource]
-# Opens the wizard for the run on the screen, else for an entry of the home screen; None if there is none.
-WizardOpener = Callable[[RunSource | None, StartRow | None], WizardJob]
 
 
 class Palette(CommandPalette):

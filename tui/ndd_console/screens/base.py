@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, cast
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 
 from textual import events
 from textual.app import ComposeResult
@@ -17,6 +17,9 @@ from textual.screen import ModalScreen, Screen
 from textual.widget import Widget
 from textual.widgets import RichLog
 
+from ndd_console.jobs.folder import StartRow
+from ndd_console.jobs.run_sources import RunRow, RunSource
+from ndd_console.jobs.wizard import WizardJob
 from ndd_console.view.keys import APP_KEYS, NEEDS, SCROLL_KEYS, SIDEWAYS_KEY, Key
 from ndd_console.view.rows import (
     Entry,
@@ -34,10 +37,10 @@ from ndd_console.view.style import Look, Row
 from ndd_console.widgets.lines import KeyBar, Lines, RowList, RowTable, TextField, bindings
 from ndd_engine.errors import error_text
 
-if TYPE_CHECKING:
-    from ndd_console.app import ConsoleApp
-
 T = TypeVar("T")
+Result = Literal["quit", "stop", "detach", "kill", "hangup"]
+# Opens the wizard for the run on the screen, else for an entry of the home screen; None if there is none.
+WizardOpener = Callable[[RunSource | None, StartRow | None], WizardJob]
 
 # Keys work although nothing else is drawn.
 _AFTER_FAILURE = "This is a defect of ndd-console. The run is not affected; all keys work (q: quit)."
@@ -58,6 +61,19 @@ def call_from_thread(target: MessagePump, callback: Callable[..., object], *args
         return target.call_later(callback, *args)
     except RuntimeError:  # its event loop is closed
         return False
+
+
+class Console(Protocol):
+    """What the screens of the console ask of its app."""
+
+    opening: bool
+    new_wizard: WizardOpener | None
+
+    def open_run(self, run: RunRow) -> None: ...
+    def train(self, row: StartRow) -> None: ...
+    def open_wizard(self, run: RunSource | None, row: StartRow | None = None) -> None: ...
+    def leave_live(self, result: Result) -> None: ...
+    def quit_home(self) -> None: ...
 
 
 class KeyScreen(Screen[None], inherit_bindings=False):
@@ -84,9 +100,9 @@ class KeyScreen(Screen[None], inherit_bindings=False):
             self.error = error
 
     @property
-    def console(self) -> ConsoleApp:
+    def console(self) -> Console:
         """The app, of the screens that only the console has."""
-        return cast("ConsoleApp", self.app)
+        return cast("Console", self.app)
 
     # Keys.
 

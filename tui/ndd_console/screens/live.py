@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partialmethod
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from textual import events
 from textual.app import ComposeResult
@@ -24,7 +24,7 @@ from ndd_console.words.workers import are_known
 from ndd_engine.record.figures import obeyed
 from ndd_engine.record.snapshot import Snapshot
 
-from .base import CANCEL, INTERRUPT, MESSAGE_S, KeyScreen, Question
+from .base import CANCEL, INTERRUPT, MESSAGE_S, KeyScreen, Question, Result
 from .pages import (
     DiagnosisScreen,
     LogScreen,
@@ -38,8 +38,6 @@ from .trial import TrialScreen, proposed_changes
 
 if TYPE_CHECKING:
     from ndd_console.jobs.run_sources import Action, RunSource
-
-Result = Literal["quit", "stop", "detach", "kill", "hangup"]
 
 _WORKING = frozenset({"training", "evaluating", "checkpointing", "paused"})
 _MESSAGES: dict[Action, str] = {
