@@ -160,7 +160,7 @@ class Stage(App[None]):
 def measure(options: Options) -> Table:
     """Bytes and CPU milliseconds of a refresh with each painter."""
     table = Table(TITLE, ("painter", *STATISTICS))
-    for name in PAINTERS:
+    for name in options.cases(PAINTERS):
         say(f"painters: {name}")
         sizes, cpu_ms = _watch(name, options.repeats(100, 20, 2))
         table.add(f"{name}: bytes", *statistics_cells(sizes, as_count))

@@ -1,6 +1,9 @@
 """Takes the pictures in this folder from real runs on this machine.
 
-make screenshots        needs rsvg-convert and a monospace font for the PNG files; without it only SVG files are made
+    python screenshots/take.py [run] [workers] [ranks] [tuning] [wizard]
+
+Needs rsvg-convert and a monospace font for the PNG files; without it only SVG files are made. Pictures of a run are
+written when all of them are taken: where the change is not measured as faster, as on a busy machine, the old ones stay.
 
 live.png           a slow run: its bottleneck and ceiling; live-*.png: at other sizes
 diagnosis.png      all findings of that run, with a profiler capture; model.png: the parts of its model
@@ -17,14 +20,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -34,6 +36,7 @@ from ndd_console.app import ConsoleApp, ScreenApp, TuningApp, WizardApp
 from ndd_console.jobs.run_sources import EngineSource, HomeFolder, RunSource
 from ndd_console.jobs.trials import TuningJob
 from ndd_console.jobs.wizard import WizardJob
+from ndd_console.screens.pages import DiagnosisScreen
 from ndd_console.screens.trial import TrialScreen
 from ndd_console.screens.wizard import WizardScreen
 from ndd_engine.config import read
@@ -59,22 +62,41 @@ RANKS = (
 WORKERS = (
     "run.name=finetune-002", "loader.cache=false", "loader.workers=2", "batch.micro=2", "batch.sequence=256",
 )  # fmt: skip
-MOST_PAGES = 40  # three rows at a time
 TUNING_BUDGET_S = 30.0
+# Name of a picture -> the screen as SVG, until all pictures of a run are taken.
+taken: dict[str, str] = {}
 WIZARD = Answers(workload="chartext", sizes=("mini", "tiny"), min_sequence=64)
 WIZARD_BUDGET_S = 40.0
 SIZES = {"live": (80, 24), "live-100x30": (100, 30), "live-120x40": (120, 40), "live-200x50": (200, 50)}
 
 
-def main() -> int:
-    """Train, measure and tune for some minutes, and picture the screens."""
-    for take in (take_run, take_workers, take_ranks):
-        with tempfile.TemporaryDirectory() as folder:
-            asyncio.run(take(Path(folder)))
-    asyncio.run(take_tuning())
-    asyncio.run(take_wizard())
-    to_png()
-    return 0
+def main(names: Sequence[str]) -> int:
+    """Train, measure and tune for some minutes, and picture the screens. Returns the exit status."""
+    takes = {
+        "run": take_run,
+        "workers": take_workers,
+        "ranks": take_ranks,
+        "tuning": take_tuning,
+        "wizard": take_wizard,
+    }
+    status = 0
+    for name in names or takes:
+        taken.clear()
+        try:
+            with tempfile.TemporaryDirectory() as folder:
+                asyncio.run(takes[name](Path(folder)))
+        except PictureError as error:
+            print(f"{name}: the pictures stay as they are: {error}", file=sys.stderr)
+            status = 1
+        else:
+            for picture, svg in taken.items():
+                (FOLDER / f"{picture}.svg").write_text(svg, encoding="utf-8")
+                to_png(picture, svg)
+    return status
+
+
+class PictureError(Exception):
+    """A screen does not show what its picture is for."""
 
 
 def wizard(_run: RunSource | None) -> WizardJob:
@@ -122,11 +144,11 @@ async def take_run(root: Path) -> None:
         await pilot.press("d")
         await pilot.pause(2.0)
         save("diagnosis", app)
-        for _ in range(MOST_PAGES):
-            if "by module in the" in (text := text_of(app)) and "by line in the" in text:
-                break
-            await pilot.press("down", "down", "down")
-            await pilot.pause(0.2)
+        page = app.screen
+        assert isinstance(page, DiagnosisScreen)
+        row = next(place for place, row in enumerate(page.body.rows) if "by module in the" in str(row))
+        page.body.scroll_to(y=row, animate=False)
+        await pilot.pause(1.0)
         save("model", app)
         await pilot.press("t")
         await pilot.resize_terminal(80, 24)
@@ -134,6 +156,8 @@ async def take_run(root: Path) -> None:
         assert isinstance(screen, TrialScreen)
         await pilot.press(*["down"] * cached(screen), "m", "m", "enter")
         await until(lambda: screen.view.stage == "result", pilot)
+        if screen.view.result is None or screen.view.result.verdict != "faster":
+            raise PictureError(f"the change is {screen.view.result and screen.view.result.verdict}")
         await pilot.pause(1.0)
         save("trial", app)
     home = ConsoleApp(None, HomeFolder(root), wizard=wizard)
@@ -188,7 +212,7 @@ def cached(screen: TrialScreen) -> int:
     return next(i for i, offer in enumerate(screen.view.offered) if "loader.cache=true" in offer.change.sets)
 
 
-async def take_tuning() -> None:
+async def take_tuning(_root: Path) -> None:
     """Tuning of a run with a slow data loader, at its end."""
     base = Base("the workload eeg", workload="eeg", sets=("loader.fetch=item",))
     job = TuningJob(base.name, lambda tell, stop: run_tuning(
@@ -196,13 +220,15 @@ async def take_tuning() -> None:
     app = TuningApp(job, on_first_paint=job.start)
     async with app.run_test(size=(120, 34)) as pilot:
         await until(lambda: over(job), pilot)
+        if job.state is None or not any(row.state == "kept" for row in job.state.rows):
+            raise PictureError(job.error or "no setting is kept")
         await pilot.pause(1.0)
         save("tuning", app)
         app.exit("quit")
     job.join()
 
 
-async def take_wizard() -> None:
+async def take_wizard(_root: Path) -> None:
     """The wizard: trade-offs, measurements and the file."""
     job = WizardJob(WIZARD, None, WIZARD_BUDGET_S)
     app = WizardApp(job)
@@ -245,30 +271,23 @@ async def until(true: Callable[[], bool], pilot: Pilot[str], seconds: float = 90
         await pilot.pause(0.25)
 
 
-def text_of(app: ScreenApp) -> str:
-    """The words on the screen."""
-    return re.sub(r"<[^>]*>", "", app.export_screenshot()).replace("&#160;", " ")
-
-
 def save(name: str, app: ScreenApp) -> None:
-    """Write the current screen as SVG."""
-    (FOLDER / f"{name}.svg").write_text(app.export_screenshot(title="ndd-console"), encoding="utf-8")
+    """Keep the current screen as SVG."""
+    taken[name] = app.export_screenshot(title="ndd-console")
 
 
-def to_png() -> None:
-    """Convert every SVG to PNG with an installed font."""
+def to_png(name: str, svg: str) -> None:
+    """Convert a picture to PNG with an installed font."""
     converter = shutil.which("rsvg-convert")
     if converter is None:
         print("no PNG: rsvg-convert is not installed (Debian: librsvg2-bin)", file=sys.stderr)
         return
-    for svg in sorted(set(FOLDER.glob("*.svg")) - {FOLDER / "tour.svg"}):
-        text = svg.read_text(encoding="utf-8").replace("Fira Code", "DejaVu Sans Mono")
-        # Without this, librsvg drops leading spaces and moves whole columns.
-        text = re.sub(r"<text ", '<text xml:space="preserve" ', text)
-        target = svg.with_suffix(".png")
-        subprocess.run([converter, "--zoom", "1", "-o", target], input=text.encode(), check=True)
-        print(target)
+    # Without this, librsvg drops leading spaces and moves whole columns.
+    text = svg.replace("Fira Code", "DejaVu Sans Mono").replace("<text ", '<text xml:space="preserve" ')
+    target = FOLDER / f"{name}.png"
+    subprocess.run([converter, "--zoom", "1", "-o", target], input=text.encode(), check=True)
+    print(target)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -210,8 +210,7 @@ async def settled(pilot: Pilot[Any]) -> None:
         await asyncio.sleep(0.02)
     while isinstance(screen, LoadedPage) and screen.loaded is None:
         await asyncio.sleep(0.02)
-    for method in ("look_again",):
-        getattr(screen, method, lambda: None)()
+    getattr(screen, "look_again", lambda: None)()
     await pilot.pause()
 
 
