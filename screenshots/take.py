@@ -220,7 +220,7 @@ async def take_tuning(_root: Path) -> None:
     app = TuningApp(job, on_first_paint=job.start)
     async with app.run_test(size=(120, 34)) as pilot:
         await until(lambda: over(job), pilot)
-        if job.state is None or not any(row.state == "kept" for row in job.state.rows):
+        if job.state is None or not job.state.kept:
             raise PictureError(job.error or "no setting is kept")
         await pilot.pause(1.0)
         save("tuning", app)

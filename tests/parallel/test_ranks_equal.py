@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from ranks_worker import CASES, Buffers, Job, trained
+from tests.runs import made_once
 from tests.states import equal
 
 from ndd_engine.errors import CheckpointError
@@ -44,24 +45,26 @@ def launch(ranks: int, *arguments: object, check: bool = True) -> subprocess.Com
     return done
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What two ranks left. Their checkpoints begin with the file of a single process (step 1)."""
-    folder = tmp_path_factory.mktemp("two")
-    job = Job("one")
-    job.train(2)
-    state = job.checkpoint(1)
-    torch.save(state, folder / "saved-1.pt")
-    store_of(folder).save(1, state, None, True)
-    launch(
-        2, folder, *CASES, "differing", "bypassed", "buffers",
-        "load:1:ddp", "load:1:fsdp2",
-        "train:ddp:2:fused", "load:2:ddp:fused", "convert:2:fsdp2:3", "load:3:ddp",
-        "train:fsdp2:4:sgd", "load:4:ddp:sgd", "load:4:fsdp2:sgd",
-        "limited:5:1:1000", "limited:6:1:18000", "limited:7:0:18000", "unequal:8",
-        "damaged:4:__1_0.distcp",
-    )  # fmt: skip
-    return folder
+
+    def make(folder: Path) -> None:
+        job = Job("one")
+        job.train(2)
+        state = job.checkpoint(1)
+        torch.save(state, folder / "saved-1.pt")
+        store_of(folder).save(1, state, None, True)
+        launch(
+            2, folder, *CASES, "differing", "bypassed", "buffers",
+            "load:1:ddp", "load:1:fsdp2",
+            "train:ddp:2:fused", "load:2:ddp:fused", "convert:2:fsdp2:3", "load:3:ddp",
+            "train:fsdp2:4:sgd", "load:4:ddp:sgd", "load:4:fsdp2:sgd",
+            "limited:5:1:1000", "limited:6:1:18000", "limited:7:0:18000", "unequal:8",
+            "damaged:4:__1_0.distcp",
+        )  # fmt: skip
+
+    return made_once(tmp_path_factory, "two-ranks", make)
 
 
 def kept(folder: Path, name: str, rank: int = 0) -> Any:
