@@ -63,7 +63,7 @@ def call_from_thread(target: MessagePump, callback: Callable[..., object], *args
         return False
 
 
-class Console(Protocol):
+class ScreenHost(Protocol):
     """What the screens of the console ask of its app."""
 
     opening: bool
@@ -100,9 +100,9 @@ class KeyScreen(Screen[None], inherit_bindings=False):
             self.error = error
 
     @property
-    def console(self) -> Console:
+    def console(self) -> ScreenHost:
         """The app, of the screens that only the console has."""
-        return cast("Console", self.app)
+        return cast("ScreenHost", self.app)
 
     # Keys.
 
