@@ -259,9 +259,6 @@ class ConsoleApp(ScreenApp):
         else:
             self._finish(result)
 
-    def quit_home(self) -> None:
-        self._finish("quit")
-
     def open_run(self, run: RunRow) -> None:
         if self._attach_run is not None:
             self._begin(partial(self._attach_run, run.name), run.name, "opening")

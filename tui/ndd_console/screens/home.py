@@ -166,7 +166,7 @@ class HomeScreen(WidgetScreen):
         self.say("")
 
     def action_quit(self) -> None:
-        self.console.quit_home()
+        self.console.leave()
 
     def _start(self, row: StartRow) -> None:
         """Train an entry; ask for the length of the run first where nothing defines it."""
