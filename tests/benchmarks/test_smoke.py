@@ -13,10 +13,10 @@ ROOT = Path(__file__).parents[2]
 # Needs Lightning and Accelerate, which the tests do without.
 OWN_ENVIRONMENT = "rivals"
 # Processor seconds of a benchmark, from the start of its process to its end; and of those that prepare several models,
-# or start further programs, scripts or ranks.
+# or start further programs, scripts or ranks: each of these processes imports torch and trains, which takes 2 to 4.
 SECONDS, MORE_SECONDS = 5, 15
 MORE = {
-    "screen", "keys", "best", "budgets", "wizard", "steps", "observe", "power", "leaks", "others", "script_faults",
+    "screen", "keys", "best", "budgets", "wizard", "steps", "observe", "leaks", "others", "script_faults",
     "workers", "script_null", "ranks_faults", "ranks_late", "ranks_loop", "ranks_memory",
 }  # fmt: skip
 
