@@ -158,7 +158,7 @@ class Loop:
 
     def _train(self) -> str | None:
         clock, control, stepper = self.clock, self.control, self.stepper
-        garbage, captures, functions = self.reporter.garbage, self.captures, self.functions
+        garbage, captures, functions = self.reporter.facts.garbage, self.captures, self.functions
         began, own, training = clock.now(), self.batches.own_order, stepper.training
         if self.step and self.due.at(self.config.evaluate, self.step) and self.callbacks.judged < self.step:
             self._act()  # the checkpoint was written before the evaluation of its step
