@@ -13,13 +13,14 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from statistics import median
 from typing import Any
 
 from ndd_engine.record.event import LineTime, Loop, ModuleTime, Operation, Repeat, Unused
+from ndd_engine.record.profile_events import ModelWork
 from ndd_engine.text import printable
 from ndd_watch.mapped import CALL_AGAIN, CALL_ENDS, FUNCTION_BEGINS, FUNCTION_ENDS, LINE_BEGINS
 
@@ -84,23 +85,6 @@ class Watched:
     trail: Sequence[Trail] = ()
     sizes: Sequence[int] = ()
     unused: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ModelWork:
-    """See the fields of these names of KernelsEvent in record/profile_events.py."""
-
-    modules: list[ModuleTime] = field(default_factory=list)
-    lines: list[LineTime] = field(default_factory=list)
-    operations: list[Operation] = field(default_factory=list)
-    loops: list[Loop] = field(default_factory=list)
-    repeats: list[Repeat] = field(default_factory=list)
-    unused: list[Unused] = field(default_factory=list)
-    passes: dict[str, int] = field(default_factory=dict)
-    model_ns: int = 0
-    small: int = 0
-    small_ns: int = 0
-    median_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
