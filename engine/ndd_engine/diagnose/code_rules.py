@@ -20,6 +20,7 @@ from .view import (
     CONFIG,
     FLOOR,
     MODEL,
+    MOST_OF,
     PROFILER,
     FindingDraft,
     LibraryCall,
@@ -137,8 +138,6 @@ SCRIPT_RULES = (anomaly, oversubscribed, waits_for_device)
 
 # Phases of our own runs besides the model and the loader, for which other rules name the function.
 AROUND = ("to_device", "clip", "optimizer", "zero_grad", "log", "other")
-# Minimum part of a phase, or of a function, that something must take to be its cause.
-MOST_OF = 0.5
 # Parts of an evaluation below this are not named, and how many are.
 LEAST_INSIDE, MOST_INSIDE = 0.1, 3
 # Functions that wait for something else: the fault is not in them, but in what they wait for.

@@ -185,7 +185,7 @@ def untold_workers(view: View) -> Change | None:
     # A stream may not ask which worker reads it: several would each read all of it.
     count = min(cores - 1, 4 if view.by_item or not view.is_script else 1)
     if view.workers:
-        idle = use is not None and use.own + use.others < IDLE * use.usable
+        idle = use is not None and use.by_run + use.others < IDLE * use.usable
         count = min(2 * view.workers, MOST_WORKERS if idle else cores)
     if count <= view.workers:
         return None
@@ -382,7 +382,7 @@ def crowded(view: View) -> bool:
     here = batch_ns(loader)
     if here is None or here * view.micro_steps < DISTURBS * view.step_ns:
         return False
-    return slowed >= SLOWED and not view.neighboured and cores.own > 0.8 * cores.usable
+    return slowed >= SLOWED and not view.neighboured and cores.by_run > 0.8 * cores.usable
 
 
 def slowed_by_workers(view: View) -> bool:
@@ -454,7 +454,7 @@ def free(view: View) -> Evidence | None:
     cores = view.snapshot.cores
     if cores is None:
         return None
-    return Evidence(f"the run uses {cores.own:.1f} of {cores.usable:g} cores", SAMPLES)
+    return Evidence(f"the run uses {cores.by_run:.1f} of {cores.usable:g} cores", SAMPLES)
 
 
 def small_batches(view: View) -> bool:

@@ -16,6 +16,7 @@ from .view import (
     DEVICE,
     FLOOR,
     MODEL,
+    MOST_OF,
     PROFILER,
     Cost,
     FindingDraft,
@@ -27,8 +28,6 @@ from .work_rules import line_of
 LOOK = "graphs of the losses"
 # What is no state of an optimizer.
 IN_MODEL = ("parameters", "gradients")
-# Tables with this part of all values that are updated explain what the update takes.
-MOST_OF = 0.5
 
 
 # Backward usually takes up to so many times as long as forward and the loss.

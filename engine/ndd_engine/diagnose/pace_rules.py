@@ -19,8 +19,8 @@ from ndd_engine.text import duration, percent, span
 
 from .data_facts import has_loader
 from .finding import Confidence, Finding
-from .grown import ADDED, EACH_STEP, MOST_OF, carried, counted, function, profiles
-from .view import CLOCK, PROFILER, FindingDraft, View, place
+from .grown import ADDED, EACH_STEP, carried, counted, function, profiles
+from .view import CLOCK, MOST_OF, PROFILER, FindingDraft, View, place
 
 StepValue = tuple[float, float]
 Points = Sequence[StepValue]

@@ -19,6 +19,8 @@ from .finding import Change, Confidence, Evidence, Finding
 
 # Minimum share of the time of a finding.
 FLOOR = 0.05
+# What takes this part of a phase, a function, a growth or a skew is its cause.
+MOST_OF = 0.5
 # Number of standard errors for the significance of a share.
 ERRORS = 2.0
 # Minimum part of the time that is left after removing something, so that bounds stay finite.

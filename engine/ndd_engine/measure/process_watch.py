@@ -43,7 +43,7 @@ FILES_LOOK_S, FILES_FIRST_S, FILES_RARE_LOOK_S = 0.2, 30.0, 1.0
 # A number is recorded when it has changed by so many, and by this part.
 LEAST_CHANGE, LEAST_PART = 8, 0.02
 # Descriptors whose kind is looked at, and the part of them that decides it.
-NEWEST, MOST_OF = 64, 0.5
+NEWEST, MOST_ALIKE = 64, 0.5
 _DIGITS = re.compile(r"\d+")
 
 
@@ -102,7 +102,7 @@ def kinds_of(files: Sequence[str]) -> tuple[dict[str, int], str]:
     path = ""
     if alike:
         common, times = alike.most_common(1)[0]
-        if times >= MOST_OF * len(paths):
+        if times >= MOST_ALIKE * len(paths):
             path = _common([file for file in paths if _DIGITS.sub("N", file) == common])
     return dict(kinds), printable("/".join(PurePath(path).parts[-2:]))
 

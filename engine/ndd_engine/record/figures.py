@@ -223,7 +223,7 @@ def mean_core_use(usable: float | None, samples: Sequence[SampleEvent]) -> CoreU
     newest = next((host["neighbours"] for host in reversed(known) if host.get("neighbours")), ())
     return CoreUse(
         used=used,
-        own=own,
+        by_run=own,
         others=max(used - own, 0.0),
         usable=usable,
         samples=len(known),
