@@ -71,7 +71,7 @@ def keep(view: View, loader: LoaderEvent) -> Change | None:
     """Cache encoded items; None if they cannot be cached or may not fit in memory."""
     if loader.encoded is not None or loader.epochs_differ or loader.stream or view.get("loader.cache"):
         return None
-    if ready(loader) or view.get("loader.placement") == "device" or view.get("workload.augment"):
+    if ready(loader) or view.get("loader.placement") == "device":
         return None
     needed, free = data_bytes(loader), (view.snapshot.host or {}).get("memory_available_bytes")
     # Items exist twice while they are stacked.
@@ -219,8 +219,6 @@ def _cache_of_own(view: View) -> Change | None:
         return keep(view, view.snapshot.loader)
     if not has_loader(view) or view.get("loader.cache") or view.get("loader.placement") == "device":
         return None
-    if view.get("workload.augment"):
-        return None
     text = "encode each item once and cache it, if all fit into memory; a trial refuses it where items change"
     return Change(text + here_too(view), ("loader.cache=true", *(no_workers(view) if view.workers else ())))
 
@@ -262,7 +260,7 @@ def _why_not_kept(view: View) -> str:
         return ""
     if loader.stream:
         return "items come from a stream, which cannot be cached"
-    if loader.epochs_differ or view.get("workload.augment"):
+    if loader.epochs_differ:
         return "items change, as by random augmentation: a cache would give the same ones in each epoch"
     needed = data_bytes(loader)
     if needed is not None and free is not None and 2 * needed > KEEPING * free:
