@@ -160,9 +160,10 @@ class _Reader:
             if item.thread == watched.thread and phases.at(item.begin) in PASSES - {"backward"}
         ]
         self._forward, self._begins = forward, [item.begin for item in forward]
+        on_host = ((item.end - item.begin, item.thread, item.begin) for item in self._operators)
         self._work = [
             self._of(ns, *self._origins.of(thread, time))
-            for ns, thread, time in (_gpu_work(seen, device) if gpu else _host_work(self._operators))
+            for ns, thread, time in (_gpu_work(seen, device) if gpu else on_host)
             if phases.at(time) in PASSES
         ]
         backward = sorted((one.origin, one.ns) for one in self._work if one.backward and one.origin)
@@ -468,11 +469,6 @@ class _Origins:
             return found
         others = (nodes.at(time) for other, nodes in self._nodes.items() if other != thread)
         return next((item for item in others if item[1] is not None), found)
-
-
-def _host_work(found: Sequence[TraceEvent]) -> Iterable[tuple[int, int, int]]:
-    """(nanoseconds, thread, begin) of each top-level operator."""
-    return ((item.end - item.begin, item.thread, item.begin) for item in found)
 
 
 def _gpu_work(seen: Sequence[TraceEvent], device: int | None) -> Iterable[tuple[int, int, int]]:
