@@ -385,7 +385,7 @@ def crowded(view: View) -> bool:
 
 def slowed_by_workers(view: View) -> bool:
     """Whether the model is slower than before training although no other processes use the cores."""
-    varies = view.get("workload.pad") == "longest"  # the batch of the baseline differs from the others
+    varies = "recompile" in view.alternatives  # the batch of the baseline differs from the others
     if view.gpu or view.snapshot.cores is None or view.neighboured or varies:
         return False
     return (view.slowed or 0.0) >= SLOWED

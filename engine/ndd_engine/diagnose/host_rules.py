@@ -397,9 +397,6 @@ def _shorter_evaluations(view: View) -> list[Change]:
         if count < batches:
             text = f"evaluate on {count:,} of {batches:,} batches"
             changes.append(Change(text, (f"evaluate.batches={count}",)))
-    if view.whole("workload.summaries"):
-        text = "do not generate summaries for ROUGE during training"
-        changes.append(Change(text, ("workload.summaries=0",)))
     return changes
 
 

@@ -197,6 +197,12 @@ class View:
         value = self.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
+    @property
+    def alternatives(self) -> dict[str, tuple[str, str]]:
+        """Cause -> (setting, what it does) that the factory offers against it."""
+        run = self.snapshot.run
+        return {} if run is None else run.alternatives
+
     def cost(self, *names: str) -> Cost:
         """Total cost of phases over the recent windows.
 
