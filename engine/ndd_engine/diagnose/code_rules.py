@@ -12,7 +12,7 @@ from ndd_engine.text import counted, percent, printable, span
 from ndd_watch.called import logs
 
 from . import data_facts, data_rules
-from .finding import Finding
+from .finding import MOST_OF, Finding
 from .view import (
     BETWEEN,
     CLOCK,
@@ -20,7 +20,6 @@ from .view import (
     CONFIG,
     FLOOR,
     MODEL,
-    MOST_OF,
     PROFILER,
     FindingDraft,
     LibraryCall,

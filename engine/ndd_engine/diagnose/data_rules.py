@@ -45,13 +45,12 @@ from .data_facts import (
     why_not_cached,
     workers_are,
 )
-from .finding import Change, Evidence, Finding
+from .finding import MOST_OF, Change, Evidence, Finding
 from .view import (
     BASELINE,
     CLOCK,
     CONFIG,
     FLOOR,
-    MOST_OF,
     PROFILER,
     SAMPLES,
     Cost,

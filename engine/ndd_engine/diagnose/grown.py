@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from ndd_engine.record.events import FunctionsEvent
 from ndd_engine.text import printable, size, span
 
-from .view import MOST_OF, View, place
+from .finding import MOST_OF
+from .view import View, place
 
 # Counts that have grown by so many, and by this factor; by that, the share of a function has grown.
 MORE, TIMES_MORE = 8, 1.5

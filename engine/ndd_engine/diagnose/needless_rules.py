@@ -9,14 +9,13 @@ from ndd_engine.record.event import Table
 from ndd_engine.text import counted, number, percent, printable, span, times
 from ndd_watch.slowing import RETAINED_STEPS
 
-from .finding import Finding
+from .finding import MOST_OF, Finding
 from .view import (
     CLOCK,
     CONFIG,
     DEVICE,
     FLOOR,
     MODEL,
-    MOST_OF,
     PROFILER,
     Cost,
     FindingDraft,

@@ -18,9 +18,9 @@ from ndd_engine.record.snapshot import CoreUse, Point
 from ndd_engine.text import duration, percent, span
 
 from .data_facts import has_loader
-from .finding import Confidence, Finding
+from .finding import MOST_OF, Confidence, Finding
 from .grown import ADDED, EACH_STEP, carried, counted, function, profiles
-from .view import CLOCK, MOST_OF, PROFILER, FindingDraft, View, place
+from .view import CLOCK, PROFILER, FindingDraft, View, place
 
 StepValue = tuple[float, float]
 Points = Sequence[StepValue]

@@ -17,8 +17,8 @@ from ndd_engine.record.figures import death_text
 from ndd_engine.record.snapshot import Curve
 from ndd_engine.text import number, percent, printable, span
 
-from .finding import Finding
-from .view import MODEL, MOST_OF, RANK_CLOCKS, Cost, FindingDraft, View, taken
+from .finding import MOST_OF, Finding
+from .view import MODEL, RANK_CLOCKS, Cost, FindingDraft, View, taken
 
 PROCESSES = "state of the processes"
 # Growth of open files: at least so many, on so many points, with this part of the differences upwards; and after how

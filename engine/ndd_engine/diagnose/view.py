@@ -19,8 +19,6 @@ from .finding import Change, Confidence, Evidence, Finding
 
 # Minimum share of the time of a finding.
 FLOOR = 0.05
-# What takes this part of a phase, a function, a growth or a skew is its cause.
-MOST_OF = 0.5
 # Number of standard errors for the significance of a share.
 ERRORS = 2.0
 # Minimum part of the time that is left after removing something, so that bounds stay finite.
@@ -181,6 +179,7 @@ class View:
         self.step_ns = snapshot.step_ns or 0.0
         self.usable = run.usable_cores if run is not None else None
         self.threads = run.threads if run is not None else None
+        self.alternatives = run.alternatives if run is not None else {}
         self.micro_steps = snapshot.micro_steps or 0.0
         self.workers: int = self.whole("loader.workers") or 0
         self.wait = self.cost("data_wait")
@@ -196,12 +195,6 @@ class View:
         """An integer setting; None if missing or not an integer."""
         value = self.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-    @property
-    def alternatives(self) -> dict[str, tuple[str, str]]:
-        """Cause -> (setting, what it does) that the factory offers against it."""
-        run = self.snapshot.run
-        return {} if run is None else run.alternatives
 
     def cost(self, *names: str) -> Cost:
         """Total cost of phases over the recent windows.
