@@ -35,6 +35,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     windows     what each block of a model holds in a step, and the cheapest to compute again; also for own training
     fitting     the changes that need both: blocks that are given, or chosen in steps of the script
     trying      a process of a trial: its gate, its changes, and what it does outside its working directory
+    window_facts  what a window tells beside the times of its phases; own training tells it by the same code
     emit        writes the events of the record, and obeys what the console asks for
 """
 

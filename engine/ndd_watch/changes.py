@@ -216,14 +216,14 @@ class Row:
     """A setting.
 
     title: of what is tried. made: how it is switched, or made at the start of a script, and how that is read back; None
-    if only our own runs know it. own: how one process of an own run switches it, "" if it needs another process. edit:
-    of a script, or what to do by hand. alters: what it may change in the training.
+    if only our own runs know it. switched: how one process of an own run switches it, "" if it needs another process.
+    edit: of a script, or what to do by hand. alters: what it may change in the training.
     """
 
     key: str
     title: str = ""
     made: type[Switch] | None = None
-    own: str = ""
+    switched: str = ""
     edit: Argument | Statement | Items | OfModel | OfLoop | str = ""
     alters: Alters = NOTHING
     tries: Once | Sweep | None = None
@@ -526,10 +526,10 @@ _ROWS = (
     *(Row(f"evaluate.every_{unit}", f"{unit} between evaluations", alters=EVALUATED) for unit in ("steps", "epochs")),
     *(Row(f"checkpoint.every_{unit}", f"{unit} between checkpoints") for unit in ("steps", "epochs", "minutes")),
     # What only our own runs have, and no step of a trial depends on.
-    Row("log.every_steps", "steps between losses that are read", own=AROUND),
-    Row("log.window_s", "seconds of a window", own=AROUND),
+    Row("log.every_steps", "steps between losses that are read", switched=AROUND),
+    Row("log.window_s", "seconds of a window", switched=AROUND),
     *(
-        Row(key, own=AROUND) for key in (
+        Row(key, switched=AROUND) for key in (
             "loader.timeout_s", "log.profile_every_s", "log.headless_s", "console.refresh_hz", "console.on_hangup",
         )
     ),
@@ -544,7 +544,7 @@ GLOBALS = {key: kind for key, kind in OF_SCRIPTS.items() if issubclass(kind, Glo
 
 def switched_by(*ways: str) -> frozenset[str]:
     """The keys that one process of an own run switches in any of these ways."""
-    return frozenset(row.key for row in _ROWS if row.own in ways)
+    return frozenset(row.key for row in _ROWS if row.switched in ways)
 
 
 def candidates(here: Conditions) -> tuple[Candidate, ...]:

@@ -16,7 +16,7 @@ import sys
 from typing import Any, Callable
 
 from . import FOLDER, clock
-from .apart import Compilations, Dropped, os, ours, threading, time
+from .apart import Dropped, os, ours, threading, time
 from .clock import CURRENT, DONE, LAST, NAMES, TRAINER, S, memory, now, rest
 from .frameworks import Wishes
 from .looks import Looks, Places, class_name, groups_of
@@ -32,14 +32,13 @@ from .mapped import (
     PENDING,
     REQUEST,
     STARTS,
-    Heap,
-    allocator,
     let_read,
     resident,
 )
 from .receiving import Receiving
 from .steps import Steps
 from .waits import strategy_of
+from .window_facts import WindowFacts
 
 # From one look to the next during a pause.
 POLL_S = 0.05
@@ -110,9 +109,6 @@ def lives(pid: int) -> bool:
 FOLDER_AT_START = os.environ.get(FOLDER, "")
 # Of a loader, what is recorded as its settings; the rest describes the script.
 _LOADER = ("workers", "pin_memory", "prefetch", "persistent", "in_order", "fetch")
-# Marks that are recorded once.
-_UNTIMED, _UNREAD = "steps are not timed on the GPU", "losses and other values on the GPU are not read"
-_UNMEASURED = "the memory of the GPU is not measured"
 # Micro-steps at the beginning whose items are counted later.
 FEW = 8
 
@@ -133,8 +129,8 @@ class Emitter:
         replicated: Callable[[], bool],
     ) -> None:
         self._steps, self._looks, self._places, self._replicated = steps, looks, places, replicated
-        self._passes, self._receiving = passes, receiving
-        self._compilations, self._heap = Compilations(), Heap()
+        self._passes = passes
+        self.facts = WindowFacts(steps.garbage, steps.finite, receiving)
         self.opened = self.paused = self._closed = False
         self._early: list[tuple[str, dict[str, Any]]] = []
         # Fields of the run's event that are known, parts of its configuration, and whether they were recorded so.
@@ -158,8 +154,6 @@ class Emitter:
         self._status = ("done", "")
         # The device on which the model was described.
         self._described: Any = None
-        # Failures that were recorded.
-        self._reasons: set[str] = set()
         # Values on a GPU, as they were a window ago.
         self._late: dict[str, float | None] = {}
 
@@ -200,11 +194,6 @@ class Emitter:
     def mark(self, kind: str, text: str, step: int | None = None, /, **data: Any) -> None:
         """Record an occurrence. step: optimizer steps then, if not now."""
         self.put("mark", kind=kind, step=self.step if step is None else step, text=text, data=data)
-
-    def _once(self, text: str, reason: str) -> None:
-        if reason and text not in self._reasons:
-            self._reasons.add(text)
-            self.mark("warning", f"{text}: {reason}")
 
     # The run.
 
@@ -331,22 +320,20 @@ class Emitter:
             timed |= {"cpu_ns": cpu - before, "rss_bytes": resident()}
         self._cpu = cpu
         profiled, steps.profiled = steps.profiled, False
-        for mark in self._compilations.take():
-            self.mark(*mark[:2], **mark[2])
-        self._once(_UNTIMED, clock.gpu.failed)
-        self._once(_UNREAD, "" if steps.values is None else steps.values.failed)
-        step += self._earlier
+        values_failed = "" if steps.values is None else steps.values.failed
+        for kind, text, data in self.facts.marks(device=clock.gpu.failed, values=values_failed):
+            self.mark(kind, text, **data)
         if (kept := steps.graphs.steps(S[DONE])) and steps.caller is not None:
             self.look_in("keeps", steps.caller.co_filename)
-        self.put(
-            "window", step=step, epoch=self._epoch, epoch_step=max(step - self._epoch_begin, 0), steps=count,
-            micro_steps=micro, items=items, tokens=items * (self._tokens or 0), wall_ns=wall, step_p50_ns=None,
-            step_p95_ns=None, step_max_ns=None, phases={}, loss=None if newest is None else newest[1],
-            last_loss=None if newest is None else [newest[0] + 1 + self._earlier, newest[1]], lr=_read(self._rate),
-            **steps.garbage.take(), profiled=profiled, heap_bytes=self._heap.read(), kept_steps=kept, passes=passes,
-            loss_scale=_read(self._scale), **steps.finite.take(self._earlier), **steps.take(),
-            received=self._receiving.take(), timed=timed,
+        step += self._earlier
+        fields = self.facts.fields(
+            step=step, epoch=self._epoch, epoch_step=max(step - self._epoch_begin, 0), steps=count, micro_steps=micro,
+            items=items, tokens_per_item=self._tokens or 0,
+            losses=[] if newest is None else [(newest[0] + 1 + self._earlier, newest[1])], lr=_read(self._rate),
+            loss_scale=_read(self._scale), grad_norm=steps.grad_norm, profiled=profiled, kept_steps=kept, passes=passes,
+            earlier=self._earlier,
         )  # fmt: skip
+        self.put("window", **fields, **steps.take(), wall_ns=wall, timed=timed)
 
     def _know_tokens(self, shape: tuple[int, ...]) -> None:
         """Items are whole numbers in rows. Where rows differ in length, their sum is not known."""
@@ -442,15 +429,8 @@ class Emitter:
 
     def memory(self) -> None:
         """Record the counters of the CUDA allocator."""
-        device = self._steps.device
-        if device is None or device.type != "cuda" or _UNMEASURED in self._reasons:
-            return
-        try:
-            self.put("memory", **allocator(device))
-        except Exception as error:  # an allocator of somebody else may count nothing
-            if not ours(error):
-                raise
-            self._once(_UNMEASURED, str(error).partition("\n")[0] or type(error).__name__)
+        if (counters := self.facts.memory(self._steps.device)) is not None:
+            self.put("memory", **counters)
 
 
 def _read(look: Callable[[], Any]) -> Any:

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 # matrix products, convolutions and attention; keep it in host memory.
 ALL, CHEAP, OFFLOAD = "all", "cheap", "offload"
 LEVELS = (ALL, CHEAP, OFFLOAD)
-_KEPT = frozenset(
+_MUST_SAVE = frozenset(
     f"aten::{name}"
     for name in (
         "mm",
@@ -92,7 +92,11 @@ def _call(forward: Callable[..., Any], count: int, names: tuple[str, ...], *valu
 
 
 def _policy(_context: Any, operator: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
-    return CheckpointPolicy.MUST_SAVE if operator._schema.name in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+    return (
+        CheckpointPolicy.MUST_SAVE
+        if operator._schema.name in _MUST_SAVE
+        else CheckpointPolicy.PREFER_RECOMPUTE
+    )
 
 
 def _eagerly(call: Callable[..., Any], values: tuple[Any, ...], contexts: Callable[[], Any]) -> Any:

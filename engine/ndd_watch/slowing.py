@@ -301,13 +301,9 @@ def denormals(looks: Looks, optimizers: Iterable[Any]) -> dict[str, tuple[float,
         if not found:
             return {}
         multiply, root = slower()
-    told = {name: (share, root if _has_root(name) else multiply) for name, share in found.items()}
-    return {name: (share, times) for name, (share, times) in told.items() if times >= SLOW}
-
-
-def _has_root(state: str) -> bool:
-    """Whether an optimizer takes the square root of this state: sums and averages of squared gradients."""
-    return "sq" in state or state == "sum"
+    # Optimizers take the square root of sums and averages of squared gradients.
+    times = {name: root if "sq" in name or name == "sum" else multiply for name in found}
+    return {name: (share, times[name]) for name, share in found.items() if times[name] >= SLOW}
 
 
 def shares(looks: Looks, optimizers: Iterable[Any]) -> dict[str, float]:

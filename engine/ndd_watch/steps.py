@@ -431,10 +431,9 @@ class Steps:
         self.first_ns = 0
 
     def take(self) -> dict[str, Any]:
-        """What happened since the last call, with the newest norm of gradients, as a window tells it."""
+        """What happened since the last call, as a window tells it; the newest norm of gradients is told, too."""
         found = {
             "evaluations": self._evaluations, "checkpoints": self._checkpoints, "left_out": self.left_out,
-            "grad_norm": self.grad_norm,
         }  # fmt: skip
         self._evaluations = self._checkpoints = self.left_out = 0
         self.grad_norm = None

@@ -74,7 +74,7 @@ class _Sums:
     def __init__(self) -> None:
         self.count = self.wall_ns = self.cpu_ns = self.late_ns = self.system_ns = self.faults = 0
         # Of functions: seconds of their own, with all that they call, and calls; and (caller, function) -> seconds.
-        self.own: dict[Key, float] = {}
+        self.own_s: dict[Key, float] = {}
         self.whole: dict[Key, float] = {}
         self.calls: dict[Key, int] = {}
         self.edges: dict[tuple[Key, Key], float] = {}
@@ -98,7 +98,7 @@ class _Sums:
             # Half of what the profiler adds to a call is in the function, and half in the one that calls it.
             mine = entry.totaltime - inside - added * (entry.callcount + inner) / 2
             all_calls += entry.callcount
-            self.own[key] = self.own.get(key, 0.0) + max(mine, 0.0)
+            self.own_s[key] = self.own_s.get(key, 0.0) + max(mine, 0.0)
             self.whole[key] = self.whole.get(key, 0.0) + entry.totaltime
             self.calls[key] = self.calls.get(key, 0) + entry.callcount
         return all_calls
@@ -109,14 +109,14 @@ class _Sums:
         It is in the time of one of them, or of a built-in function that they called.
         """
         inside = [callee for caller, callee in self.edges if caller in keys and isinstance(callee, str)]
-        longest = max((*keys, *inside), key=lambda one: self.own.get(one, 0.0))
-        self.own[longest] = max(self.own.get(longest, 0.0) - seconds, 0.0)
+        longest = max((*keys, *inside), key=lambda one: self.own_s.get(one, 0.0))
+        self.own_s[longest] = max(self.own_s.get(longest, 0.0) - seconds, 0.0)
 
     def spent(self, users: set[Key], kept: float) -> dict[Key, dict[str, float]]:
         """Seconds by kind of the functions that are told. kept: the part of the time of bytecode that is not ours."""
         found: dict[Key, dict[str, float]] = {}
         owners = _owners(self, users)
-        for key, seconds in self.own.items():
+        for key, seconds in self.own_s.items():
             seconds *= 1.0 if isinstance(key, str) else kept
             kind = kind_of(key)
             for owner, part in owners.get(key, {}).items():
@@ -239,7 +239,7 @@ class BatchProfiles:
         self._clock = 1 - self._clock
         self._spent_ns += max(int(cpu_ns - usual_ns), 0) + time.thread_time_ns() - begin
 
-    def told(self) -> dict[str, Any]:
+    def fields(self) -> dict[str, Any]:
         """profiles: [number, ns that they took, of processor time, without a processor, of the system, pages touched
         first] by the clock on the wall, and by that of the processor. functions: [file, line, name, calls, ns with all
         that it calls, {kind: ns} on the wall, {kind: ns} of processor time]; the latter two without other functions of
@@ -253,7 +253,7 @@ class BatchProfiles:
 
     def _worked_out(self) -> dict[str, Any]:
         python = sum(
-            seconds for sums in self._sums for key, seconds in sums.own.items() if not isinstance(key, str)
+            seconds for sums in self._sums for key, seconds in sums.own_s.items() if not isinstance(key, str)
         )
         slowed = self._extra_ns * 1e-9 / max(python, 1e-9) if not _MONITORING else 0.0
         kept = min(max(1.0 - slowed, LEAST_KEPT), 1.0)
@@ -307,13 +307,13 @@ def _owners(sums: _Sums, users: set[Key]) -> dict[Key, dict[Key, float]]:
     for (caller, callee), seconds in sums.edges.items():
         into.setdefault(callee, []).append((caller, max(seconds, 1e-9)))
     owners: dict[Key, dict[Key, float]] = {key: {key: 1.0} for key in users}
-    for key in sums.own:
+    for key in sums.own_s:
         first = any(_fetches(caller) for caller, _ in into.get(key, ()))
         if key not in owners and not _fetches(key) and first and not isinstance(key, str):
             owners[key] = {key: 1.0}
     fixed = set(owners)
     for _ in range(_ROUNDS):
-        for key in sums.own:
+        for key in sums.own_s:
             if key in fixed or _fetches(key) or key not in into:
                 continue
             found: dict[Key, float] = {}

@@ -316,7 +316,7 @@ class Worker:
             "cpu_ns": self._cpu_ns, "bytes": self._bytes, "sent": self.sent, "pickle_ns": self.pickle_ns,
             "blocked_ns": self.blocked_ns, "send_ns": self.send_ns, "slow": self._slow,
             "times": self._classes, "batch_times": self._batch_classes,
-            **self._profiles.told(),
+            **self._profiles.fields(),
         }))  # fmt: skip
 
     def _failed(self, error: BaseException) -> None:

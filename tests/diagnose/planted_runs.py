@@ -319,7 +319,17 @@ def capture(
     """A profiler capture of 100 ms; idle: cause -> milliseconds."""
     causes = {name.replace("_", " "): ms * 10**6 for name, ms in idle.items()}
     busy = 100_000_000 - sum(causes.values())
-    return KernelsEvent(method, 200, 5, 100_000_000, busy, 0, causes, launches, convolution_ns=convolution_ns)
+    return KernelsEvent(
+        100_000_000,
+        busy,
+        0,
+        causes,
+        launches,
+        convolution_ns=convolution_ns,
+        method=method,
+        step=200,
+        steps=5,
+    )
 
 
 def worked(**changes: Any) -> KernelsEvent:

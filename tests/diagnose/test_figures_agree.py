@@ -69,8 +69,8 @@ def planted(draws: st.DrawFn) -> Planted:
         idle = {"launch gaps": gaps, "synchronising": (wall - gaps) // 3}
         rows = [["blocks.*.mlp", "Linear", (wall - gaps) // 4, (wall - gaps) // 3, 5, 1 << 20, 4096]]
         capture = KernelsEvent(
-            "kernels" if cuda else "operators", 200, 5, wall, wall - sum(idle.values()), 0, idle, 300,
-            [["gemm", (wall - gaps) // 3, 10]], modules=rows, convolution_ns=(wall - gaps) // 2,
+            wall, wall - sum(idle.values()), 0, idle, 300, [["gemm", (wall - gaps) // 3, 10]], modules=rows,
+            convolution_ns=(wall - gaps) // 2, method="kernels" if cuda else "operators", step=200, steps=5,
         )  # fmt: skip
     device = {name: ms * draws(st.floats(0.3, 1.2)) for name, ms in phases.items()} if cuda else None
     run: dict[str, Any] = {

@@ -153,7 +153,7 @@ def test_the_other_ranks_of_this_host_count_as_this_run_and_a_stranger_does_not(
     host = cores(2.0, 0.5, ranks_cpu_percent=50.0, neighbours=stranger)
     use = snapshot_of(Planted(2, **QUIET), host=host).cores
     assert use is not None
-    assert 0.9 < use.own < 1.1
+    assert 0.9 < use.by_run < 1.1
     assert 0.9 < use.others < 1.1
     assert (use.neighbours, use.stoppable) == (((7, "blender", 1.0),), (7,))
 

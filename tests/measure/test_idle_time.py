@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from tests.rocm import VENDORS, renamed
 
 from ndd_engine.measure import timeline as timelines
-from ndd_engine.measure.timeline import CaptureTimeline, TraceEvent
+from ndd_engine.measure.timeline import TraceEvent
 from ndd_engine.record.events import PHASES
 from ndd_engine.record.figures import LAUNCH_GAPS, QUEUED, SYNCHRONISING, WAITING_FOR_DATA
+from ndd_engine.record.profile_events import CaptureTimeline
 
 VENDOR = [VENDORS[0]]
 

@@ -306,7 +306,7 @@ def test_a_collection_that_comes_by_itself_is_no_part_of_a_function(asked: bool)
     finally:
         gc.set_threshold(*threshold)
     assert gc.callbacks == before and len(kept) == 200_000
-    spent = {row[2]: sum(row[6].values()) for row in profiles.told()["functions"]}
+    spent = {row[2]: sum(row[6].values()) for row in profiles.fields()["functions"]}
     if asked:
         assert spent["cleans"] > 10 * spent["light"]
     else:

@@ -82,7 +82,7 @@ def test_an_error_of_its_own_names_the_rank_and_is_told_to_the_others(tmp_path: 
     assert cause == Cause("failed", "rank 1: no such item", True, True)
     told = others(zero, LOST, "RuntimeError: …", "at step 7")
     assert told.text.startswith(cause.text) and "rank 0" in told.text  # which noticed it
-    assert (told.status, told.own, told.curable) == ("failed", False, True)
+    assert (told.status, told.of_this_rank, told.curable) == ("failed", False, True)
     found = first_over(zero)
     assert found is not None and found.text == cause.text
     assert first_over(one) is None
@@ -148,7 +148,7 @@ def test_a_rank_whose_process_is_gone_was_killed_unless_it_left(tmp_path: Path) 
     two.notes.put("left/2", "")
     cause = others(zero, LOST, "", "at step 7")
     assert cause.text.startswith(f"rank 1 ({host}, process {gone})")
-    assert (cause.status, cause.own, cause.curable) == ("failed", False, True)
+    assert (cause.status, cause.of_this_rank, cause.curable) == ("failed", False, True)
     found = HostRanks(zero).gone()
     assert found is not None and cause.text.startswith(found.text)
     one.notes.put("left/1", "")
@@ -182,7 +182,7 @@ def test_after_a_lost_connection_the_ranks_without_a_word_are_named(
     two.notes.put("noticed/2", "")
     cause = others(zero, LOST, "RuntimeError: …", "at step 7")
     assert "rank 1 (elsewhere, process 77)" in cause.text and "rank 2" not in cause.text
-    assert (cause.own, cause.curable) == (True, True)
+    assert (cause.of_this_rank, cause.curable) == (True, True)
     # Without notes it is not known which one.
     (tmp_path / "file").touch()
     zero, *_ = ranks_in(tmp_path / "file")

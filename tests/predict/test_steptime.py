@@ -129,4 +129,4 @@ def test_the_watch_counts_the_work_of_this_process_as_its_own() -> None:
             pass
     assert set(threading.enumerate()) <= before
     assert cores.use is not None and cores.use.samples >= 2
-    assert cores.use.own > 0
+    assert cores.use.by_run > 0

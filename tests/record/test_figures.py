@@ -142,7 +142,7 @@ def test_without_a_device_clock_idle_is_what_the_driver_says_or_none_with_the_re
 
 def capture(step: int, method: str = "kernels", **idle_ns: int) -> KernelsEvent:
     causes = idle_ns or {WAITING: 300, "launch gaps": 100}
-    return KernelsEvent(method, step, 3, 1000, 1000 - sum(causes.values()), 50, causes, 40)
+    return KernelsEvent(1000, 1000 - sum(causes.values()), 50, causes, 40, method=method, step=step, steps=3)
 
 
 def test_a_capture_takes_the_place_of_the_estimate() -> None:
@@ -257,7 +257,9 @@ def test_figures_for_programs_name_their_units() -> None:
 
 def test_a_capture_and_a_setting_are_told_with_their_figures() -> None:
     idle = {WAITING: 496, "other": 4}
-    event = KernelsEvent("operators", 14, 3, 1000, 500, 0, idle, 40, [["aten::mm", 300, 6]], "t.json")
+    event = KernelsEvent(
+        1000, 500, 0, idle, 40, [["aten::mm", 300, 6]], method="operators", step=14, steps=3, trace="t.json"
+    )
     text = capture_text(event)
     assert all(part in text for part in ("3 steps", "50 %", "aten::mm 30 %", "t.json"))
     text = setting_text(setting("loader.workers", False, applied="0", verified="no fork here"))

@@ -234,7 +234,9 @@ def nasty_life() -> list[Timed]:
         (t, MarkEvent("warning", 9, NASTY)),
         (t, FindingEvent(9, NASTY, NASTY, False, finding)),
         (t, trial(NASTY, NASTY, (1.2, 1.1, 1.3), NASTY, not_in_effect=NASTY, loss_text=NASTY)),
-        (t, KernelsEvent(NASTY, 9, 3, 1000, 400, 0, {NASTY: 600}, 4, [[NASTY, 300, 2]], NASTY)),
+        (t, KernelsEvent(
+            1000, 400, 0, {NASTY: 600}, 4, [[NASTY, 300, 2]], method=NASTY, step=9, steps=3, trace=NASTY
+        )),
         (t, StacksEvent(9, 10, [[NASTY, NASTY, 4, NASTY, 5, 1]])),
         (t, FunctionsEvent(9, 10, [[NASTY, 4, NASTY, 1, 5, 5, NASTY, NASTY]])),
         (t, EndEvent("failed", NASTY, 540, 1, NASTY)),

@@ -323,7 +323,7 @@ print("done", step + 1)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("broken", "window_s", "said"),
-    [("looks.first_tensor", "0.2", False), ("emitter._heap", "0.01", True)],
+    [("looks.first_tensor", "0.2", False), ("emitter.facts", "0.01", True)],
     ids=["for one step", "for good"],
 )
 def test_an_error_of_the_observer_costs_a_figure_or_the_observation_and_no_step(

@@ -260,6 +260,9 @@ def test_waiting_for_an_epochs_first_batch_is_told_from_the_second_epoch_on(trai
     (first,) = [window for window in result.windows if "data_wait/first_batch" in window.phases]
     assert first.step == result.identity.steps_per_epoch + 1
     assert 0 < first.phases["data_wait/first_batch"]["host_ns"] <= first.phases["data_wait"]["host_ns"]
+    # No step has it: neither the longest one nor a phase of it.
+    assert first.phases["data_wait/first_batch"]["max_ns"] == 0
+    assert first.step_max_ns <= first.wall_ns - first.phases["data_wait/first_batch"]["host_ns"]
 
 
 # The size of the model

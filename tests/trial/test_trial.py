@@ -35,7 +35,7 @@ from ndd_engine.train.training_run import TrainingRun
 from ndd_engine.trial import side as side_module
 from ndd_engine.trial.estimates import METHOD
 from ndd_engine.trial.outcome import Base, Parts, Progress, SideFacts
-from ndd_engine.trial.side import Own
+from ndd_engine.trial.side import OwnTrainer
 from ndd_watch.trying import gate
 
 
@@ -194,7 +194,7 @@ def test_each_side_warms_up_with_its_own_tf32(tmp_path: Path, monkeypatch: pytes
             "change": {"sets": ["precision.tf32=false"]},
         }  # fmt: skip
         set_tf32(True)  # as the preparation of the baseline leaves it
-        own = Own(side, training, prepared, 0.0, command)
+        own = OwnTrainer(side, training, prepared, 0.0, command)
         seen: list[tuple[int, str]] = []
 
         def noted(*given: Any) -> Any:

@@ -271,9 +271,10 @@ MEASURED = {
     "loader": LoaderEvent(1_723, 128, False, None, False, 262_144, 29e6, 4.1e6, 1.2e6, None, 16),
     "baseline": BaselineEvent(128, 23.1e6, 5, 64, 12.4e6, 16, [[8, 24.0e6], [16, 23.1e6]], 842),
     "kernels": KernelsEvent(
-        "kernels", 4_200, 3, 163_800_000, 64_000_000, 2_100_000,
+        163_800_000, 64_000_000, 2_100_000,
         {"waiting for data": 93_000_000, "launch gaps": 6_800_000}, 2_526,
-        [["ampere_bf16_gemm_128x128", 31_000_000, 216], ["flash_fwd_kernel", 12_000_000, 36]], "trace.json",
+        [["ampere_bf16_gemm_128x128", 31_000_000, 216], ["flash_fwd_kernel", 12_000_000, 36]],
+        method="kernels", step=4_200, steps=3, trace="trace.json",
     ),
     "functions": FunctionsEvent(
         4_210, 58_200_000,

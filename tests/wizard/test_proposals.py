@@ -24,7 +24,7 @@ from ndd_engine.predict.probe_process import Probed, other_is_faster
 from ndd_engine.wizard import planner as planner_module
 from ndd_engine.wizard.planner import Planner, ProbedModel, Situation, proposals, tier_of, unprobed_present
 from ndd_engine.wizard.proposals import (
-    KEPT,
+    KEEPABLE,
     MOST_MICROS,
     Answers,
     Batch,
@@ -483,7 +483,7 @@ def proposed(
     gpus: Machine, whole_mib: int, *sets: str, answers: Answers | None = None
 ) -> tuple[ProposalSet, list[Layout], Answers]:
     """The proposals for a machine whose probes find a model of this size, 10 MiB per item; the layouts probed."""
-    kept = Answers(workload="chartext", sets=("workload.size=tiny", "run.device=cpu", *sets), keep=KEPT)
+    kept = Answers(workload="chartext", sets=("workload.size=tiny", "run.device=cpu", *sets), keep=KEEPABLE)
     answers = answers or kept
     probed: list[Layout] = []
 
@@ -601,7 +601,9 @@ def test_configured_ranks_are_kept_and_asked_ones_come_first() -> None:
     configured, probed, _ = proposed(gpus_of("A", "A"), 100, "parallel.ranks=4", "batch.micro=4")
     assert configured.situation.ranks == 4 and probed == [Layout(4)]
     assert [one for one in configured.rows if one.present and one.layout == Layout(4)]
-    answers = Answers(workload="chartext", sets=("workload.size=tiny", "run.device=cpu"), ranks=2, keep=KEPT)
+    answers = Answers(
+        workload="chartext", sets=("workload.size=tiny", "run.device=cpu"), ranks=2, keep=KEEPABLE
+    )
     found, _, _ = proposed(gpus_of("A"), 100, answers=answers)
     assert found.situation.ranks == 2 and found.situation.ranks_why == "2 ranks on A"
     alone, _, _ = proposed(gpus_of("A", "A"), 100, answers=replace(answers, ranks=1))

@@ -16,7 +16,7 @@ MODULES = [
 ]
 PLACE = "/me/train.py", 12, "Net.forward"
 EVENT = KernelsEvent(
-    "operators", 120, 3, 60_000_000, 50_000_000, 0, {}, 30, modules=MODULES, model_ns=20_000_000,
+    60_000_000, 50_000_000, 0, {}, 30, modules=MODULES, model_ns=20_000_000, method="operators", step=120, steps=3,
     passes={"forward": 8_000_000, "backward": 9_000_000}, lines=[(*PLACE, 5_000_000, 8_000_000, 2)],
     operations=[("linear", "8x4, 2x4", "float", "", *PLACE, "head\x1b[1m", "Linear", 4e6, 6e6, 1, 4e6)],
     loops=[(*PLACE, 40, 1, 4e6, 6e6, 400, 9000, 40, 1, "cell", "GRUCell")],

@@ -87,6 +87,16 @@ def test_facts_names_and_metric(name: str) -> None:
         assert found["bits_per_char"] == pytest.approx(found["loss"] / math.log(2))
 
 
+def test_what_is_offered_against_a_cause_is_a_setting_with_which_nothing_is_left_to_offer() -> None:
+    section = {**SUMMARISE, "pairs": 60, "summaries": 4, "pad": "longest", "decoder": "stepwise"}
+    offered = made(section, 8, 48).alternatives
+    assert set(offered) == {"recompile", "stepwise", "evaluation"}
+    for cause, (setting, _) in offered.items():
+        key, _, value = setting.removeprefix("workload.").partition("=")
+        changed = {**section, key: int(value) if value.isdigit() else value}
+        assert set(made(changed, 8, 48).alternatives) == set(offered) - {cause}
+
+
 @pytest.mark.parametrize(
     ("section", "sequence"),
     [

@@ -97,6 +97,8 @@ def test_everything_that_is_missing_or_wrong_is_told_at_once(own: Prepare) -> No
         (giving(eval_datta="Pairs(8)"), "eval_data?"),
         (giving(parts="{'x': nn.Linear(1, 1)}"), "parts[x]"),
         (giving(tokens_per_item="-1"), "above 0"),
+        (giving(alternatives="{'no-cause': ('workload.options.pad=full', 'pad')}"), "'no-cause'"),
+        (giving(alternatives="{'recompile': ('pad', 'pad all batches')}"), "'recompile'"),
         (giving(train_data="[object()] * 9"), "collate"),
         (giving(train_data="[torch.ones(i + 1) for i in range(9)]"), "collate"),
         (giving(train_data="['a'] * 9"), "no tensor"),

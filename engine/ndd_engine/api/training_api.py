@@ -411,7 +411,7 @@ def predict_memory(
 
 
 # Keys that a resumed run keeps from its record, whatever the command names.
-_KEPT = frozenset({"run.name", "workload.path"})
+_FROM_RECORD = frozenset({"run.name", "workload.path"})
 
 
 @dataclass(frozen=True)
@@ -494,7 +494,7 @@ def _changed(before: Config, draft: Draft) -> dict[str, tuple[Any, Any]]:
 
 def _apart(before: Config, now: Config) -> dict[str, tuple[Any, Any]]:
     found = differences(before, anywhere(now))
-    return {key: values for key, values in found.items() if key not in _KEPT}
+    return {key: values for key, values in found.items() if key not in _FROM_RECORD}
 
 
 def _table(changed: dict[str, tuple[Any, Any]]) -> dict[str, Any]:

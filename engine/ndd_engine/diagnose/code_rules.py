@@ -12,7 +12,7 @@ from ndd_engine.text import counted, percent, printable, span
 from ndd_watch.called import logs
 
 from . import data_facts, data_rules
-from .finding import Finding
+from .finding import MOST_OF, Finding
 from .view import (
     BETWEEN,
     CLOCK,
@@ -137,8 +137,6 @@ SCRIPT_RULES = (anomaly, oversubscribed, waits_for_device)
 
 # Phases of our own runs besides the model and the loader, for which other rules name the function.
 AROUND = ("to_device", "clip", "optimizer", "zero_grad", "log", "other")
-# Minimum part of a phase, or of a function, that something must take to be its cause.
-MOST_OF = 0.5
 # Parts of an evaluation below this are not named, and how many are.
 LEAST_INSIDE, MOST_INSIDE = 0.1, 3
 # Functions that wait for something else: the fault is not in them, but in what they wait for.

@@ -71,7 +71,7 @@ def keep(view: View, loader: LoaderEvent) -> Change | None:
     """Cache encoded items; None if they cannot be cached or may not fit in memory."""
     if loader.encoded is not None or loader.epochs_differ or loader.stream or view.get("loader.cache"):
         return None
-    if ready(loader) or view.get("loader.placement") == "device" or view.get("workload.augment"):
+    if ready(loader) or view.get("loader.placement") == "device":
         return None
     needed, free = data_bytes(loader), (view.snapshot.host or {}).get("memory_available_bytes")
     # Items exist twice while they are stacked.
@@ -185,7 +185,7 @@ def untold_workers(view: View) -> Change | None:
     # A stream may not ask which worker reads it: several would each read all of it.
     count = min(cores - 1, 4 if view.by_item or not view.is_script else 1)
     if view.workers:
-        idle = use is not None and use.own + use.others < IDLE * use.usable
+        idle = use is not None and use.by_run + use.others < IDLE * use.usable
         count = min(2 * view.workers, MOST_WORKERS if idle else cores)
     if count <= view.workers:
         return None
@@ -218,8 +218,6 @@ def _cache_of_own(view: View) -> Change | None:
     if view.snapshot.loader is not None:
         return keep(view, view.snapshot.loader)
     if not has_loader(view) or view.get("loader.cache") or view.get("loader.placement") == "device":
-        return None
-    if view.get("workload.augment"):
         return None
     text = "encode each item once and cache it, if all fit into memory; a trial refuses it where items change"
     return Change(text + here_too(view), ("loader.cache=true", *(no_workers(view) if view.workers else ())))
@@ -262,7 +260,7 @@ def _why_not_kept(view: View) -> str:
         return ""
     if loader.stream:
         return "items come from a stream, which cannot be cached"
-    if loader.epochs_differ or view.get("workload.augment"):
+    if loader.epochs_differ:
         return "items change, as by random augmentation: a cache would give the same ones in each epoch"
     needed = data_bytes(loader)
     if needed is not None and free is not None and 2 * needed > KEEPING * free:
@@ -382,12 +380,12 @@ def crowded(view: View) -> bool:
     here = batch_ns(loader)
     if here is None or here * view.micro_steps < DISTURBS * view.step_ns:
         return False
-    return slowed >= SLOWED and not view.neighboured and cores.own > 0.8 * cores.usable
+    return slowed >= SLOWED and not view.neighboured and cores.by_run > 0.8 * cores.usable
 
 
 def slowed_by_workers(view: View) -> bool:
     """Whether the model is slower than before training although no other processes use the cores."""
-    varies = view.get("workload.pad") == "longest"  # the batch of the baseline differs from the others
+    varies = "recompile" in view.alternatives  # the batch of the baseline differs from the others
     if view.gpu or view.snapshot.cores is None or view.neighboured or varies:
         return False
     return (view.slowed or 0.0) >= SLOWED
@@ -454,7 +452,7 @@ def free(view: View) -> Evidence | None:
     cores = view.snapshot.cores
     if cores is None:
         return None
-    return Evidence(f"the run uses {cores.own:.1f} of {cores.usable:g} cores", SAMPLES)
+    return Evidence(f"the run uses {cores.by_run:.1f} of {cores.usable:g} cores", SAMPLES)
 
 
 def small_batches(view: View) -> bool:

@@ -45,7 +45,7 @@ from .data_facts import (
     why_not_cached,
     workers_are,
 )
-from .finding import Change, Evidence, Finding
+from .finding import MOST_OF, Change, Evidence, Finding
 from .view import (
     BASELINE,
     CLOCK,
@@ -247,8 +247,6 @@ EXPLAINS = 0.3
 # Making batches in this process must take at most this part of the wait for workers.
 CHEAPER = 0.6
 USUAL_WORKERS = 8
-# Minimum part of a function that a library takes to be named.
-MOST_OF = 0.5
 # A function that takes longer than this part of the wait does something else.
 LONGEST = 1.3
 # Workers that compute use at least this part of the cores.
@@ -449,7 +447,7 @@ def workers_of_script(view: View) -> Finding | None:
         return None
     if use is None or view.neighboured or view.disturbed:
         return None  # the cores are busy, whatever the number of workers
-    if use.own < BUSY * use.usable:
+    if use.by_run < BUSY * use.usable:
         return None  # they wait for storage: more of them wait in parallel
     share = percent(view.wait.share)
     draft = FindingDraft(
@@ -457,7 +455,7 @@ def workers_of_script(view: View) -> Finding | None:
     )
     draft.add(taken(view.wait, "waiting for data takes"))
     draft.saw(f"{view.workers} loader workers and the model share {cores} cores", CONFIG)
-    draft.saw(f"they use {min(use.own, use.usable):.1f} of {use.usable:g} cores", SAMPLES)
+    draft.saw(f"they use {min(use.by_run, use.usable):.1f} of {use.usable:g} cores", SAMPLES)
     draft.change("load in the training process", "loader.workers=0", where=view.loader_place)
     if cores > 1:
         draft.change(f"load with {counted(cores - 1, 'worker')}", f"loader.workers={cores - 1}")

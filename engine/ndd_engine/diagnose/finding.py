@@ -6,6 +6,8 @@ from ndd_engine.record.events import Change, Confidence, Evidence, Finding
 
 __all__ = ["CAUSES", "ENDINGS", "Change", "Confidence", "Evidence", "Finding"]
 
+# What takes this part of a phase, a function, a growth or a skew is its cause.
+MOST_OF = 0.5
 # Every cause, with its label on a screen.
 CAUSES: dict[str, str] = {
     "too-short": "too short to judge",

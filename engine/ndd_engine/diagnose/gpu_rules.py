@@ -368,7 +368,7 @@ def cudnn_benchmark(view: View) -> Finding | None:
     """Convolutions of fixed shapes without cuDNN benchmarking."""
     if view.get("speed.cudnn_benchmark") is not False or view.get("speed.deterministic"):
         return None
-    if view.get("workload.pad") == "longest":
+    if "recompile" in view.alternatives:
         return None  # shapes vary: each new one would be benchmarked
     spent = _convolutions(view)
     if spent * (1 - 1 / CHOICE) < FLOOR:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from ndd_engine.record.events import FunctionsEvent
 from ndd_engine.text import printable, size, span
 
+from .finding import MOST_OF
 from .view import View, place
 
-# What takes this part of the growth is its cause.
-MOST_OF = 0.5
 # Counts that have grown by so many, and by this factor; by that, the share of a function has grown.
 MORE, TIMES_MORE = 8, 1.5
 # Earlier steps in the graph of a loss: fewer may be meant so.

@@ -109,10 +109,10 @@ def neighbour_cores(view: View) -> Finding | None:
     # As measured; else the part of the cores that the run wants and does not get. Others take no more than they use.
     together = not view.gpu and (view.threads or 1) > 1 and collecting < COLLECTS
     bound = min(use.others / max(min(wanted, use.usable), 1.0), 0.9)
-    lacking = bound if together else 1 - use.own / max(min(wanted, use.usable), use.own)
+    lacking = bound if together else 1 - use.by_run / max(min(wanted, use.usable), use.by_run)
     if collecting >= COLLECTS:
         # At most all of the time besides, and what collecting lacks of its one core.
-        gets = (use.own - (1 - collecting) * min(steps_want, use.usable)) / collecting
+        gets = (use.by_run - (1 - collecting) * min(steps_want, use.usable)) / collecting
         lacking = 1 - collecting * min(max(gets, 0.0), 1.0)
         bound = min(bound, lacking)
     slowdown = view.slowdown()
@@ -122,7 +122,7 @@ def neighbour_cores(view: View) -> Finding | None:
     )
     others, own = (
         f"other processes use {use.others:.1f} cores",
-        f"this run uses {use.own:.1f} of {use.usable:g}",
+        f"this run uses {use.by_run:.1f} of {use.usable:g}",
     )
     draft.saw(f"{others}, {own} (mean of {use.samples} samples)", SAMPLES)
     names = {
@@ -397,9 +397,6 @@ def _shorter_evaluations(view: View) -> list[Change]:
         if count < batches:
             text = f"evaluate on {count:,} of {batches:,} batches"
             changes.append(Change(text, (f"evaluate.batches={count}",)))
-    if view.whole("workload.summaries"):
-        text = "do not generate summaries for ROUGE during training"
-        changes.append(Change(text, ("workload.summaries=0",)))
     return changes
 
 

@@ -116,9 +116,9 @@ def small_micro(view: View) -> Finding | None:
 
 
 def stepwise(view: View) -> Finding | None:
-    """The summariser's decoder with projections inside its loop."""
+    """A decoder with projections inside its loop, of a factory that can do without."""
     baseline, work, model = view.snapshot.baseline, view.snapshot.work, view.model
-    if view.get("workload.name") != "summarise" or view.get("workload.decoder") != "stepwise":
+    if "stepwise" not in view.alternatives:
         return None
     if baseline is None or baseline.operations is None or work is None or work.flops_per_step is None:
         return None
@@ -137,12 +137,8 @@ def stepwise(view: View) -> Finding | None:
     draft = FindingDraft("stepwise", title, Cost(share * view.step_ns, share, model.error, share))
     text = f"a micro-batch runs {baseline.operations:,} operators of {small:,.0f} FLOPs on average"
     draft.saw(text, "counted operations")
-    draft.saw("workload.decoder is stepwise", CONFIG)
     if loop.ns and forward.ns:
         draft.saw(f"attention and pointer take {percent(loop.ns / forward.ns)} of forward", CLOCK)
-    draft.change(
-        "compute the projections once for all steps (same loss and gradients)", "workload.decoder=hoisted"
-    )
     return draft.done()
 
 
@@ -195,8 +191,6 @@ def recompile(view: View) -> Finding | None:
         draft.change(text, where=where)
     elif view.get("speed.compile_dynamic") is None and view.get("speed.compile") != "off":
         draft.change("compile for dynamic shapes from the start", "speed.compile_dynamic=true")
-    if view.get("workload.pad") == "longest":
-        draft.change("pad all batches to one shape", "workload.pad=full")
     if view.get("speed.compile") not in (None, "off"):
         draft.change("disable torch.compile", "speed.compile=off")
     return draft.done()

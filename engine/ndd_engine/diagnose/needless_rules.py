@@ -9,7 +9,7 @@ from ndd_engine.record.event import Table
 from ndd_engine.text import counted, number, percent, printable, span, times
 from ndd_watch.slowing import RETAINED_STEPS
 
-from .finding import Finding
+from .finding import MOST_OF, Finding
 from .view import (
     CLOCK,
     CONFIG,
@@ -27,8 +27,6 @@ from .work_rules import line_of
 LOOK = "graphs of the losses"
 # What is no state of an optimizer.
 IN_MODEL = ("parameters", "gradients")
-# Tables with this part of all values that are updated explain what the update takes.
-MOST_OF = 0.5
 
 
 # Backward usually takes up to so many times as long as forward and the loss.

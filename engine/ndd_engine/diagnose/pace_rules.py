@@ -18,8 +18,8 @@ from ndd_engine.record.snapshot import CoreUse, Point
 from ndd_engine.text import duration, percent, span
 
 from .data_facts import has_loader
-from .finding import Confidence, Finding
-from .grown import ADDED, EACH_STEP, MOST_OF, carried, counted, function, profiles
+from .finding import MOST_OF, Confidence, Finding
+from .grown import ADDED, EACH_STEP, carried, counted, function, profiles
 from .view import CLOCK, PROFILER, FindingDraft, View, place
 
 StepValue = tuple[float, float]

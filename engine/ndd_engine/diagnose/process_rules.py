@@ -17,7 +17,7 @@ from ndd_engine.record.figures import death_text
 from ndd_engine.record.snapshot import Curve
 from ndd_engine.text import number, percent, printable, span
 
-from .finding import Finding
+from .finding import MOST_OF, Finding
 from .view import MODEL, RANK_CLOCKS, Cost, FindingDraft, View, taken
 
 PROCESSES = "state of the processes"
@@ -27,7 +27,7 @@ GROWN, LEAST_POINTS, RISING, ENDED = 48, 4, 0.8, 3.0
 # From this part of the limit on it is reached: others are opened in the same moment.
 REACHED = 0.97
 CRASHES = ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE")
-KEPT = {
+LEFT_OPEN = {
     "shared memory": "tensors that loader workers sent are kept, and each holds descriptors",
     "socket": "network connections stay open",
     "pipe": "pipes stay open, as of processes or loaders that are made and not ended",
@@ -104,7 +104,7 @@ def open_files(view: View) -> Finding | None:
     title = (
         f"open files grow by {rate}: {number_open:,}{of_limit}{' (the limit)' if full else ''} at step {at:,}"
     )
-    what = told.path if kind == "file" else KEPT.get(kind, "")
+    what = told.path if kind == "file" else LEFT_OPEN.get(kind, "")
     draft = FindingDraft("open-files", f"{title}; {what}" if what else title, None, "certain")
     draft.saw(
         f"{points[0][1]:,.0f} descriptors at step {points[0][0]:,}, {number_open:,} at step {at:,}",
@@ -140,9 +140,6 @@ def growth(points: Curve, step: int, full: bool = False) -> float | None:
 
 RULES = (hang, died, open_files)
 
-
-# Minimum part of the skew that is due to another rank each time.
-MOST_OF = 0.5
 # A rank that computes less than this part of its own time waits for a processor.
 SERVED = 0.9
 # The factor by which buckets and accumulated micro-batches are increased.

@@ -123,8 +123,10 @@ def leave(view: View, item: Finding) -> Finding:
 def with_trials(view: View, item: Finding) -> Finding:
     """The finding with what trials have measured of its changes: faster ones come first, and those in vain last.
 
-    Other values of its settings are among them if they were faster.
+    What the factory offers against its cause is among them, and other values of its settings if they were faster.
     """
+    if (offered := view.alternatives.get(item.cause)) is not None:
+        item = replace(item, changes=(*item.changes, Change(offered[1], (offered[0],))))
     changes = []
     for change in (*item.changes, *_others_measured(view, item)):
         if (trial := _newest(view, change.sets)) is not None:

@@ -179,6 +179,7 @@ class View:
         self.step_ns = snapshot.step_ns or 0.0
         self.usable = run.usable_cores if run is not None else None
         self.threads = run.threads if run is not None else None
+        self.alternatives = run.alternatives if run is not None else {}
         self.micro_steps = snapshot.micro_steps or 0.0
         self.workers: int = self.whole("loader.workers") or 0
         self.wait = self.cost("data_wait")

@@ -13,13 +13,14 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 from statistics import median
 from typing import Any
 
 from ndd_engine.record.event import LineTime, Loop, ModuleTime, Operation, Repeat, Unused
+from ndd_engine.record.profile_events import ModelWork
 from ndd_engine.text import printable
 from ndd_watch.mapped import CALL_AGAIN, CALL_ENDS, FUNCTION_BEGINS, FUNCTION_ENDS, LINE_BEGINS
 
@@ -84,23 +85,6 @@ class Watched:
     trail: Sequence[Trail] = ()
     sizes: Sequence[int] = ()
     unused: Sequence[int] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ModelWork:
-    """See the fields of these names of KernelsEvent in record/profile_events.py."""
-
-    modules: list[ModuleTime] = field(default_factory=list)
-    lines: list[LineTime] = field(default_factory=list)
-    operations: list[Operation] = field(default_factory=list)
-    loops: list[Loop] = field(default_factory=list)
-    repeats: list[Repeat] = field(default_factory=list)
-    unused: list[Unused] = field(default_factory=list)
-    passes: dict[str, int] = field(default_factory=dict)
-    model_ns: int = 0
-    small: int = 0
-    small_ns: int = 0
-    median_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,9 +160,10 @@ class _Reader:
             if item.thread == watched.thread and phases.at(item.begin) in PASSES - {"backward"}
         ]
         self._forward, self._begins = forward, [item.begin for item in forward]
+        on_host = ((item.end - item.begin, item.thread, item.begin) for item in self._operators)
         self._work = [
             self._of(ns, *self._origins.of(thread, time))
-            for ns, thread, time in (_gpu_work(seen, device) if gpu else _host_work(self._operators))
+            for ns, thread, time in (_gpu_work(seen, device) if gpu else on_host)
             if phases.at(time) in PASSES
         ]
         backward = sorted((one.origin, one.ns) for one in self._work if one.backward and one.origin)
@@ -484,11 +469,6 @@ class _Origins:
             return found
         others = (nodes.at(time) for other, nodes in self._nodes.items() if other != thread)
         return next((item for item in others if item[1] is not None), found)
-
-
-def _host_work(found: Sequence[TraceEvent]) -> Iterable[tuple[int, int, int]]:
-    """(nanoseconds, thread, begin) of each top-level operator."""
-    return ((item.end - item.begin, item.thread, item.begin) for item in found)
 
 
 def _gpu_work(seen: Sequence[TraceEvent], device: int | None) -> Iterable[tuple[int, int, int]]:

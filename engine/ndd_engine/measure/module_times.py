@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ndd_engine.record.events import KernelsEvent
+from ndd_engine.record.profile_events import KernelsEvent, ModelWork
 from ndd_engine.text import printable
 from ndd_watch.mapped import ANCHOR
 
-from .model_work import Call, Line, ModelWork, Trail, Watched, model_work
+from .model_work import Call, Line, Trail, Watched, model_work
 from .timeline import TraceEvent, spans, timeline
 
 if TYPE_CHECKING:
@@ -115,9 +115,8 @@ def captured(
         edges = [begin, *(time + offset for time in noted.ends)] if noted.ends else [begin, end]
         low, high = min(pairwise(edges), key=lambda edge: edge[1] - edge[0])
         work = model_work(seen, watched, spans(_with_loss(marks), low, high), gpu, device)
-    shown = {name: getattr(work, name) for name in work.__dataclass_fields__}
     method = "kernels" if gpu else "operators"
-    return KernelsEvent(method=method, step=step, steps=steps, **asdict(found), **shown)
+    return KernelsEvent(method=method, step=step, steps=steps, **vars(found), **vars(work))
 
 
 def _with_loss(marks: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:

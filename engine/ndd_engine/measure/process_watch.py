@@ -43,7 +43,7 @@ FILES_LOOK_S, FILES_FIRST_S, FILES_RARE_LOOK_S = 0.2, 30.0, 1.0
 # A number is recorded when it has changed by so many, and by this part.
 LEAST_CHANGE, LEAST_PART = 8, 0.02
 # Descriptors whose kind is looked at, and the part of them that decides it.
-NEWEST, MOST_OF = 64, 0.5
+NEWEST, MOST_ALIKE = 64, 0.5
 _DIGITS = re.compile(r"\d+")
 
 
@@ -102,7 +102,7 @@ def kinds_of(files: Sequence[str]) -> tuple[dict[str, int], str]:
     path = ""
     if alike:
         common, times = alike.most_common(1)[0]
-        if times >= MOST_OF * len(paths):
+        if times >= MOST_ALIKE * len(paths):
             path = _common([file for file in paths if _DIGITS.sub("N", file) == common])
     return dict(kinds), printable("/".join(PurePath(path).parts[-2:]))
 
@@ -338,17 +338,14 @@ class ProcessWatch:
         children = self.children
         if subjects:  # else they are paused, or asked to end: so are their children
             for death in children.look(subjects):
-                yield self._with_batch(death)
+                doing = death.doing if self._workers is None else self._workers.told_of(death.pid)
+                yield replace(death, doing=doing)
             if self._workers is not None:
                 seeds = [seed for one in subjects for seed in getattr(one, "loader_seeds", ())]
                 yield from self._workers.look(seeds, subjects[0].steps)
         if subjects and (event := self.descriptors.look(subjects[0].pid, subjects[0].steps)) is not None:
             yield event
         yield from self._stalls.look(subjects, children.deaths, {**children.names, **(names or {})})
-
-    def _with_batch(self, death: DeathEvent) -> DeathEvent:
-        """With what the worker was making, if it is known."""
-        return death if self._workers is None else replace(death, doing=self._workers.told_of(death.pid))
 
     def finish(self, step: int, seeds: Sequence[int] = ()) -> Iterator[Event]:
         """What is known at the end of the run. seeds: see `WorkerWatch.look`."""

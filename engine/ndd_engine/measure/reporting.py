@@ -27,13 +27,12 @@ from ndd_engine.hardware.gpus import Gpu
 from ndd_engine.measure.window import Window
 from ndd_engine.record.events import Event, MarkEvent, MemoryEvent, ScalarsEvent, WindowEvent, WorkEvent
 from ndd_engine.text import printable
-from ndd_watch.apart import Compilations
 from ndd_watch.clock import PhaseClock
 from ndd_watch.finite import Finite
-from ndd_watch.mapped import Heap, allocator
 from ndd_watch.probes import Probes
 from ndd_watch.receiving import Receiving
 from ndd_watch.slowing import Garbage
+from ndd_watch.window_facts import WindowFacts
 
 from .process_watch import Children
 from .trainer_watch import TrainerWatch, TrainingThread
@@ -189,18 +188,15 @@ class Reporter:
         self.paced: Callable[[int], None] = lambda step_ns: None
         self.profiled = False
         self.arrived: list[tuple[int, float]] = []
-        self.garbage = Garbage()
+        # Probes on receiving are put in place where training begins.
+        self.facts = WindowFacts(Garbage(), Finite(), Receiving(lambda: False))
         self._gc_every_steps = gc_every_steps
         self._work, self._stepping = work, stepping
         self._watch: TrainerWatch | None = None
-        self._receiving, self._probes = Receiving(lambda: False), Probes()
+        self._probes = Probes()
         # Of this process, also after the end.
         self.children = Children()
-        self._compilations, self._heap = Compilations(), Heap()
-        self._finite = Finite()
         self._made = 0  # items at the end of the last window
-        self._has_gpu = losses.device.type == "cuda"
-        self._told_failure = False
 
     def begin(self, step: Callable[[], int], paused: Callable[[], bool], workers: Path | None = None) -> None:
         """Training begins on this thread; what was measured and compiled earlier belongs to no window.
@@ -208,26 +204,27 @@ class Reporter:
         step: returns the optimizer steps done. paused: returns whether the run is paused. workers: the folder in which
         loader workers tell of themselves, or None.
         """
-        self.garbage.begin()
-        self.garbage.schedule(self._gc_every_steps)
+        self.facts.garbage.begin()
+        self.facts.garbage.schedule(self._gc_every_steps)
         self._watch = TrainerWatch(TrainingThread(self.clock, step), self.put, paused, workers)
         self.children = self._watch.children
         self._watch.start()
-        self._compilations.take()
+        deque(self.facts.marks(), maxlen=0)
         if workers is not None:
             # It must not refer to this object: in a cycle, the loader's workers would outlive the run.
             clock, me = self.clock, get_ident()
-            self._receiving = Receiving(lambda: clock.current.startswith("data_wait") and get_ident() == me)
-            self._receiving.install(self._probes)
+            receiving = Receiving(lambda: clock.current.startswith("data_wait") and get_ident() == me)
+            receiving.install(self._probes)
+            self.facts.receiving = receiving
         self.skip()
 
     def switch(self, gc_every_steps: int) -> None:
         """Continue with another setting, between two steps."""
-        self.garbage.schedule(gc_every_steps)
+        self.facts.garbage.schedule(gc_every_steps)
 
     def end(self) -> None:
         """Stop measuring; call it however the loop ended."""
-        self.garbage.end()
+        self.facts.garbage.end()
         self._probes.remove()
         if self._watch is not None:
             self._watch.stop()
@@ -237,7 +234,7 @@ class Reporter:
     def skip(self) -> None:
         """Drop the time since the last phase change (a pause). Call with an empty window."""
         self.clock.skip()
-        self.garbage.take()
+        self.facts.garbage.take()
 
     def window(self, step: int) -> None:
         """Record the time since the last window; `step` optimizer steps are done."""
@@ -252,34 +249,31 @@ class Reporter:
             made = work.made()
             items, self._made = made - self._made, made
         epoch, epoch_step = divmod(step, work.steps_per_epoch) if work.place is None else work.place()
-        extras = self.losses.extras
+        extras, facts = self.losses.extras, self.facts
         for place, loss in arrived:
-            self._finite.read(place, loss)
+            facts.finite.read(place, loss)
         for place, skip in self.losses.skips:
-            self._finite.updated(skip, place - 1)
+            facts.finite.updated(skip, place - 1)
         self.losses.skips = []
-        event = WindowEvent(
+        for kind, text, data in facts.marks(device=self.clock.gpu.failed):
+            self.put(MarkEvent(kind, step, printable(text), data))
+        fields = facts.fields(
             step=step,
             epoch=epoch,
             epoch_step=epoch_step,
             steps=steps,
             micro_steps=steps * work.micro_steps,
             items=items,
-            tokens=round(items * work.tokens_per_item),
-            **window.figures(),
-            loss=sum(value for _, value in arrived) / len(arrived) if arrived else None,
-            last_loss=arrived[-1] if arrived else None,
+            tokens_per_item=work.tokens_per_item,
+            losses=arrived,
             lr=self._stepping.lr,
-            grad_norm=extras.get("grad_norm"),
             loss_scale=extras.get("loss_scale"),
-            **self._finite.take(),
-            **self.garbage.take(),
+            grad_norm=extras.get("grad_norm"),
             profiled=self.profiled,
-            heap_bytes=self._heap.read(),
             kept_steps=self._stepping.kept_steps,
             passes=passes,
-            received=self._receiving.take(),
         )
+        event = WindowEvent(**fields, **window.figures())
         self.put(self.windowed(window, event))
         if not self.profiled:
             self.paced(event.step_p50_ns or 0)
@@ -289,19 +283,8 @@ class Reporter:
         for report in self._stepping.reports:
             self.put(report)
         self._stepping.reports.clear()
-        for kind, text, data in self._compilations.take():
-            self.put(MarkEvent(kind, step, printable(text), data))
-        if self.clock.gpu.failed and not self._told_failure:
-            self._told_failure = True
-            text = f"steps are not timed on the GPU: {printable(self.clock.gpu.failed)}"
-            self.put(MarkEvent("warning", step, text))
-        if self._has_gpu:
-            try:
-                self.put(MemoryEvent(**allocator(self.losses.device)))
-            except (RuntimeError, KeyError) as error:
-                self._has_gpu = False
-                text = f"cannot read the memory counters: {printable(str(error))}"
-                self.put(MarkEvent("warning", step, text))
+        if (counters := facts.memory(self.losses.device)) is not None:
+            self.put(MemoryEvent(**counters))
 
 
 def _means(scalars: list[tuple[str, float]]) -> dict[str, float]:

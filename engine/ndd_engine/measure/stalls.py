@@ -617,8 +617,7 @@ class Stalls:
 
     def _children(self, subject: Subject, parent: ProcessState, names: Mapping[int, str]) -> list[Standing]:
         states = [state for pid in children_of(subject.pid) if (state := state_of(pid)) is not None]
-        alive = [one for one in states if one.letter not in "ZX"]
-        alive = [one for one in alive if not _helps(one)]
+        alive = [one for one in states if one.letter not in "ZX" and not _helps(one)]
         alive.sort(key=lambda one: (one.name != LOADER_WORKER, one.began))
         found = []
         for state in alive[:MOST_CHILDREN]:

@@ -254,7 +254,7 @@ class RankComparison:
             return None
         rows = [_row(windows, steps, common) for windows, steps in zip(taken, timed, strict=True)]
         steps, world = len(common), len(rows)
-        waits, owns = [row.wait for row in rows], [row.own for row in rows]
+        waits, owns = [row.wait for row in rows], [row.own_ns for row in rows]
         wall_ns = (sum(owns) + sum(waits)) / world
         shown = {name: [row.phases.get(name, 0.0) for row in rows] for name in IN_STEP}
         phases = {name: RankFigure([value / steps for value in column]) for name, column in shown.items()}
@@ -341,7 +341,7 @@ class RankComparison:
 class _Row:
     """What a rank did in the compared steps, in nanoseconds or bytes; None is unknown. hidden: of one step."""
 
-    own: float
+    own_ns: float
     wait: float
     phases: Mapping[str, float]
     cpu: float | None
@@ -458,7 +458,7 @@ class Judged:
     """A window: own times and phases of all ranks, and their mean wall time in nanoseconds per step."""
 
     step: int
-    own: RankFigure
+    own_ns: RankFigure
     phases: Mapping[str, RankFigure]
     wall_ns: float
 
@@ -487,7 +487,7 @@ class Judge:
             self._skipped += 1
         else:
             self._windows.append(window)
-            self._beyond.append(window.own.beyond())
+            self._beyond.append(window.own_ns.beyond())
 
     @property
     def excess(self) -> list[float]:
@@ -573,7 +573,7 @@ class Judge:
 
 def _lasting(windows: Sequence[Judged], rank: int, ease: float) -> bool:
     """Whether the rank's delay is significant beside its variation between windows."""
-    mean, error, freedom = trimmed([window.own.delay(rank) for window in windows])
+    mean, error, freedom = trimmed([window.own_ns.delay(rank) for window in windows])
     return mean > ease * STUDENT[min(freedom, len(STUDENT)) - 1] * error
 
 

@@ -27,6 +27,7 @@ from ndd_engine.record.figures import (
     SYNCHRONISING,
     WAITING_FOR_DATA,
 )
+from ndd_engine.record.profile_events import CaptureTimeline
 from ndd_engine.text import printable
 
 # "Disjoint" intervals are sorted, non-empty and do not overlap.
@@ -234,26 +235,6 @@ _NAME = 160  # characters kept of a kernel's name: C++ templates make names kilo
 SHORT_NS = 10_000
 STREAM_WAITS, STREAM_GAPS, SHORT_GAPS = "another stream", "one stream", "short"
 IN_GRAPH, BEFORE_GRAPH = "CUDA graph", "before a CUDA graph"
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureTimeline:
-    """busy_ns and the values of idle_ns add up to wall_ns exactly. See record.events.KernelsEvent."""
-
-    wall_ns: int
-    busy_ns: int
-    copy_ns: int
-    idle_ns: dict[str, int]
-    launches: int
-    top: list[Kernel]
-    collective_ns: int = 0
-    exposed_ns: int = 0
-    convolution_ns: int = 0
-    exposed_copy_ns: int = 0
-    queued: list[Kernel] = field(default_factory=list)
-    waits: list[Kernel] = field(default_factory=list)
-    after_waits_ns: int = 0
-    products_ns: dict[str, int] = field(default_factory=dict)
 
 
 def timeline(

@@ -18,7 +18,7 @@ from ndd_engine.hardware.named_gpus import usable_bytes
 from ndd_engine.hardware.sampler import Sampler
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.record.events import SampleEvent
-from ndd_engine.record.figures import mean_core_use
+from ndd_engine.record.figures import core_use
 from ndd_engine.record.snapshot import CoreUse
 from ndd_engine.text import counted, factor, size
 from ndd_engine.train.data.loader import ordered_steps
@@ -64,7 +64,7 @@ class CoreWatch:
     @property
     def use(self) -> CoreUse | None:
         """The mean use of the cores, in cores; None if it could not be read."""
-        return mean_core_use(self._host.usable_cpus, self._samples)
+        return core_use(self._host.usable_cpus, self._samples)
 
 
 def disturbed(use: CoreUse | None, on_gpu: bool) -> CoreUse | None:

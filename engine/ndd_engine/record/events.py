@@ -64,7 +64,8 @@ class RunEvent(Event):
     0 if unknown. epochs, total_steps: epochs and optimizer steps at which the run ends, 0 if unknown. model, data:
     descriptions. threads: CPU threads. usable_cores: CPU cores available to the process (affinity and cgroup
     quota). resumed_step, resumed_from: step and checkpoint of a resume, else null; resumed_epoch: the epochs
-    done then, if they do not follow from the step.
+    done then, if they do not follow from the step. alternatives: cause of a finding -> [setting, what it does] that
+    the factory offers against it.
     """
 
     type: ClassVar[str] = "run"
@@ -94,6 +95,7 @@ class RunEvent(Event):
     resumed_step: Count | None = None
     resumed_from: str | None = None
     resumed_epoch: Count | None = None
+    alternatives: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

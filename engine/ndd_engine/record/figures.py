@@ -203,12 +203,7 @@ def memory_bytes(run: RunEvent | None, sample: SampleEvent) -> int | None:
     return int(value) if value is not None else None
 
 
-def core_use(run: RunEvent | None, samples: Sequence[SampleEvent]) -> CoreUse | None:
-    """Mean CPU use of a run over the samples that contain total and own use; None if there are none."""
-    return mean_core_use(run.usable_cores if run is not None else None, samples)
-
-
-def mean_core_use(usable: float | None, samples: Sequence[SampleEvent]) -> CoreUse | None:
+def core_use(usable: float | None, samples: Sequence[SampleEvent]) -> CoreUse | None:
     """Mean CPU use over the samples that contain total and own use; None if there are none. usable: cores."""
     known = [
         sample.host
@@ -223,7 +218,7 @@ def mean_core_use(usable: float | None, samples: Sequence[SampleEvent]) -> CoreU
     newest = next((host["neighbours"] for host in reversed(known) if host.get("neighbours")), ())
     return CoreUse(
         used=used,
-        own=own,
+        by_run=own,
         others=max(used - own, 0.0),
         usable=usable,
         samples=len(known),

@@ -25,8 +25,45 @@ from .event import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class KernelsEvent(Event):
+@dataclass(frozen=True)
+class CaptureTimeline:
+    """Times of a capture, see KernelsEvent. busy_ns and the values of idle_ns add up to wall_ns exactly."""
+
+    wall_ns: Count
+    busy_ns: Count
+    copy_ns: Count
+    idle_ns: dict[str, Count]
+    launches: Count
+    top: list[Kernel] = field(default_factory=list)
+    collective_ns: Count = 0
+    exposed_ns: Count = 0
+    convolution_ns: Count = 0
+    exposed_copy_ns: Count = 0
+    queued: list[Kernel] = field(default_factory=list)
+    waits: list[Kernel] = field(default_factory=list)
+    after_waits_ns: Count = 0
+    products_ns: dict[str, Count] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelWork:
+    """What the modules, lines and operators of a model take in a capture, see KernelsEvent."""
+
+    modules: list[ModuleTime] = field(default_factory=list)
+    lines: list[LineTime] = field(default_factory=list)
+    operations: list[Operation] = field(default_factory=list)
+    loops: list[Loop] = field(default_factory=list)
+    repeats: list[Repeat] = field(default_factory=list)
+    unused: list[Unused] = field(default_factory=list)
+    passes: dict[str, Count] = field(default_factory=dict)
+    model_ns: Count = 0
+    small: Count = 0
+    small_ns: Count = 0
+    median_ns: Count = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelsEvent(ModelWork, CaptureTimeline, Event):
     """A profiler capture of a few whole steps.
 
     method: "kernels" (kernels and copies on the GPU) or "operators" (operators on the CPU, without a GPU). step:
@@ -47,32 +84,7 @@ class KernelsEvent(Event):
     method: str
     step: Count
     steps: Count
-    wall_ns: Count
-    busy_ns: Count
-    copy_ns: Count
-    idle_ns: dict[str, Count]
-    launches: Count
-    top: list[Kernel] = field(default_factory=list)
     trace: str | None = None
-    collective_ns: Count = 0
-    exposed_ns: Count = 0
-    convolution_ns: Count = 0
-    exposed_copy_ns: Count = 0
-    queued: list[Kernel] = field(default_factory=list)
-    waits: list[Kernel] = field(default_factory=list)
-    after_waits_ns: Count = 0
-    products_ns: dict[str, Count] = field(default_factory=dict)
-    modules: list[ModuleTime] = field(default_factory=list)
-    lines: list[LineTime] = field(default_factory=list)
-    operations: list[Operation] = field(default_factory=list)
-    loops: list[Loop] = field(default_factory=list)
-    repeats: list[Repeat] = field(default_factory=list)
-    unused: list[Unused] = field(default_factory=list)
-    passes: dict[str, Count] = field(default_factory=dict)
-    model_ns: Count = 0
-    small: Count = 0
-    small_ns: Count = 0
-    median_ns: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

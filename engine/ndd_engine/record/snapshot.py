@@ -207,14 +207,14 @@ SERVED = 0.97
 class CoreUse:
     """Mean CPU use over the newest samples, in cores.
 
-    used: all processes; own: this run with its loader workers and its ranks on this host; others: other processes (at
+    used: all processes; by_run: this run with its loader workers and its ranks here; others: other processes (at
     least 0); usable: cores available to this run. samples: their number. neighbours: the busiest other processes, (pid,
     name, cores) each, () if unknown. stoppable: ids of those that belong to this user and are no system processes.
     throttled: share of time throttled by the cgroup quota, None if unknown.
     """
 
     used: float
-    own: float
+    by_run: float
     others: float
     usable: float
     samples: int
@@ -225,7 +225,7 @@ class CoreUse:
     @property
     def full(self) -> bool:
         """Whether all cores are in use."""
-        return self.own + self.others >= FULL * self.usable
+        return self.by_run + self.others >= FULL * self.usable
 
     @property
     def shared(self) -> bool:
@@ -235,7 +235,7 @@ class CoreUse:
 
     def lacks(self, wanted: float) -> bool:
         """Whether this run gets fewer than `wanted` cores, or than all usable ones."""
-        return self.own < SERVED * min(wanted, self.usable)
+        return self.by_run < SERVED * min(wanted, self.usable)
 
 
 @dataclass(frozen=True, slots=True)

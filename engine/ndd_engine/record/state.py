@@ -568,7 +568,7 @@ class RunState(Facts):
             descriptor_trend=self.open_files.view(),
             scalars=tuple((name, trend.view()) for name, trend in self.own_trends.items()),
             throughput=throughput(self.work, step_ns),
-            cores=core_use(run, self.samples),
+            cores=core_use(run.usable_cores if run is not None else None, self.samples),
             # Before it is known, nothing is usual.
             usual_clock_mhz=sorted(clocks)[len(clocks) // 2] if len(clocks) >= FIRST_CLOCKS // 4 else None,
             ranks=ranks,

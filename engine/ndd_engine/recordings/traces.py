@@ -14,7 +14,6 @@ from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.errors import UsageError
 from ndd_engine.measure.timeline import (
     RUNTIME,
-    CaptureTimeline,
     Interval,
     Span,
     TraceEvent,
@@ -25,6 +24,7 @@ from ndd_engine.measure.timeline import (
     union,
 )
 from ndd_engine.record.events import PHASES, EndEvent, Event, KernelsEvent, RunEvent, WindowEvent
+from ndd_engine.record.profile_events import CaptureTimeline
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.state import RunState
 from ndd_engine.text import printable
@@ -364,7 +364,7 @@ def record(use: TraceUse, device: DeviceUse) -> Iterator[tuple[float, Event]]:
     yield (
         t,
         KernelsEvent(
-            method=method, step=len(steps), steps=len(steps), trace=str(use.path), **asdict(device.time)
+            method=method, step=len(steps), steps=len(steps), trace=str(use.path), **vars(device.time)
         ),
     )
     yield t, EndEvent("done", "end of the trace", len(steps), 0)

@@ -225,7 +225,7 @@ KEEPS_OUT = {
 }
 _UNFIT = re.compile(r"[^A-Za-z0-9._]+")
 # Variables that Python or this program set for themselves.
-OWN = ("LC_CTYPE", "TEXTUAL_FPS", "ESCDELAY")
+OWN_VARIABLES = ("LC_CTYPE", "TEXTUAL_FPS", "ESCDELAY")
 _LAUNCHERS = frozenset({"torchrun", "accelerate", "deepspeed"})
 
 
@@ -371,7 +371,7 @@ def title_of(words: Sequence[str]) -> str:
 def environment(records: Path, site: Path, base: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of the command. records: folder of the observer's records; site: its way in."""
     found = dict(os.environ if base is None else base)
-    for name in OWN:
+    for name in OWN_VARIABLES:
         if name in found and not was_given(name):
             del found[name]
     before = found.get("PYTHONPATH")

@@ -32,7 +32,7 @@ from ndd_watch.clock import CHECKPOINT, EVALUATE, PhaseClock
 from ndd_watch.collecting import Collecting
 from ndd_watch.holders import Holders
 from ndd_watch.looks import Looks, own
-from ndd_watch.mapped import in_use
+from ndd_watch.mapped import FIRST_BATCH, in_use
 from ndd_watch.profiler import Allowance
 
 from .checkpoint import CheckpointStore, Saved, last_good, unwritten
@@ -158,7 +158,7 @@ class Loop:
 
     def _train(self) -> str | None:
         clock, control, stepper = self.clock, self.control, self.stepper
-        garbage, captures, functions = self.reporter.garbage, self.captures, self.functions
+        garbage, captures, functions = self.reporter.facts.garbage, self.captures, self.functions
         began, own, training = clock.now(), self.batches.own_order, stepper.training
         if self.step and self.due.at(self.config.evaluate, self.step) and self.callbacks.judged < self.step:
             self._act()  # the checkpoint was written before the evaluation of its step
@@ -241,6 +241,9 @@ class Loop:
         # The first epoch includes one-time work, such as starting persistent workers.
         with clock.part("first_batch") if self.course.epochs else contextlib.nullcontext():
             iterator = self.batches.epoch(epoch, epoch_step * self.config.batch.accumulation)
+        if FIRST_BATCH in clock.names:  # as in a script, it belongs to no step
+            first = clock.names.index(FIRST_BATCH)
+            clock.set_aside(first, clock.row[first])
         self.reporter.passes += self.course.epochs > 0
         self.course.epochs += 1
         clock.enter(phase.LOG)

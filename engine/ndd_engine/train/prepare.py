@@ -413,6 +413,7 @@ def _run_event(run: OpenRun, machine: Machine, loop: Loop) -> RunEvent:
         resumed_step=loop.step if saved is not None else None,
         resumed_from=saved.path.name if saved is not None else None,
         resumed_epoch=None if saved is None or own is None else own.passes,
+        alternatives=dict(workload.alternatives),
     )
 
 

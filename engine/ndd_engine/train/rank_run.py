@@ -162,7 +162,7 @@ def _watch(training: TrainingRun) -> None:
             return
         if os.getppid() != parent:
             text = f"the launcher of the ranks (process {parent}) was killed"
-            cause = Cause("failed", text, own=True, curable=False)
+            cause = Cause("failed", text, of_this_rank=True, curable=False)
             run.control.request("kill", text, "failed")
         else:
             cause = first_over(ranks) or neighbours.gone()
@@ -214,4 +214,4 @@ def _status(cause: Cause | None, status: int) -> int:
     """
     if own_launcher() is None:
         return status
-    return (status or EXIT_FAILED) if cause is not None and cause.own and cause.curable else 0
+    return (status or EXIT_FAILED) if cause is not None and cause.of_this_rank and cause.curable else 0

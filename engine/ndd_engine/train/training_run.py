@@ -222,7 +222,7 @@ class TrainingRun(Executor):
         cause = other_over(self.ranks) if self.ranks is not None and status == "terminated" else None
         if cause is not None and cause.status == "failed":
             return self._of_ranks(cause)
-        self._tell(Cause(status, self.run.control.stop_reason, own=True, curable=False))
+        self._tell(Cause(status, self.run.control.stop_reason, of_this_rank=True, curable=False))
         return self._ended(status, f"{self.run.control.stop_reason}, immediately")
 
     def _of_ranks(self, cause: Cause) -> EndEvent:
@@ -245,7 +245,7 @@ class TrainingRun(Executor):
     def _tell(self, cause: Cause) -> None:
         """Tell the other ranks, if there are some, why this one ends."""
         if self.ranks is not None:
-            self.cause = leave_cause(self.ranks, cause) if cause.own else cause
+            self.cause = leave_cause(self.ranks, cause) if cause.of_this_rank else cause
 
     def _ended(self, status: str, reason: str, exit_status: int | None = None) -> EndEvent:
         loop = self._prepared.loop if self._prepared else None

@@ -115,7 +115,9 @@ class Side(ChildServer):
         prepared.sampler.stop()
         loop = prepared.loop
         loop.total_steps, loop.passes = ENDLESS, None
-        loop.gate = gate(Own(self, training, prepared, begin, command), self.pipe.receive, self.pipe.send)
+        loop.gate = gate(
+            OwnTrainer(self, training, prepared, begin, command), self.pipe.receive, self.pipe.send
+        )
         try:
             loop.run()
         except NddError:
@@ -174,7 +176,7 @@ class Setup:
     left: bool = False
 
 
-class Own(Trainer):
+class OwnTrainer(Trainer):
     """The loop of a run of the engine, as its gate sees it.
 
     With a command that has "change", the process is both sides: the model and the optimizer stay, and what differs is

@@ -155,7 +155,7 @@ class Trained:
     ) -> tuple[float, int]:
         """(seconds, steps) of a run; with until_s it ends about then, before `steps`, but not before `least`.
 
-        index: the side, of a process with both. within, measured: see `side.Own.begin`.
+        index: the side, of a process with both. within, measured: see `side.OwnTrainer.begin`.
         """
         seconds, done, self.waited_s = 0.0, 0, 0.0
         count = steps if until_s is None else min(steps, least)

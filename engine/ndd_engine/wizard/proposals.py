@@ -24,7 +24,7 @@ GOALS: dict[Goal, str] = {
     "reproducible": "reproducible results",
     "time": "shortest total time",
 }
-KEPT = ("batch", "sequence", "size")
+KEEPABLE = ("batch", "sequence", "size")
 # Default share of the free memory to reserve for evaluation and other libraries.
 RESERVED_SHARE = 0.08
 # Default seconds of the verification.
@@ -36,7 +36,7 @@ class Answers:
     """config, workload, sets: the initial configuration, as in `config.read`.
 
     gpu: name of a GPU that is not in this machine, None for this machine. goal: see GOALS; items: number of items for
-    the goal "time". keep: what stays as configured, see KEPT. effective_batch: the effective batch to keep, None
+    the goal "time". keep: what stays as configured, see KEEPABLE. effective_batch: the effective batch to keep, None
     for any. min_sequence: minimum sequence; sizes: acceptable model sizes. Without them, a shorter sequence and the
     neighbouring sizes are shown as alternatives, which are not recommended. ranks: number of ranks to propose, None for
     one on each GPU of this machine.
@@ -88,9 +88,9 @@ class Answers:
         for name, value in counts:
             if value is not None and value < 1:
                 raise UsageError(f"{name} {value}: allowed: 1 or more")
-        wrong = [name for name in self.keep if name not in KEPT]
+        wrong = [name for name in self.keep if name not in KEEPABLE]
         if wrong:
-            raise UsageError(f"--keep {', '.join(wrong)}: unknown; allowed: {', '.join(KEPT)}")
+            raise UsageError(f"--keep {', '.join(wrong)}: unknown; allowed: {', '.join(KEEPABLE)}")
         if "sequence" in self.keep and self.min_sequence is not None:
             raise UsageError("--keep sequence and --min-sequence cannot be combined")
         if "size" in self.keep and self.sizes:

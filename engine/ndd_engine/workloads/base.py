@@ -315,9 +315,10 @@ class Workload:
     where: file and line of the factory. item, token: names of an item and of what it is made of. tokens_per_item: the
     mean over the training items if lengths vary. collate: None for torch's default. parts: sub-phases of forward, by
     their modules. weight: what the loss of a batch is a mean over, if not its items; batches may be on the host or on
-    the device. order, eval_order: None for the engine's. epochs_differ: item i of epoch e has the index
-    e * len(train_data) + i, and cannot be cached. functions: the factory's forward, loss and metric, as far as it has
-    them. An item depends only on its index and the seed, so that a resumed run sees the same data.
+    the device. order, eval_order: None for the engine's. epochs_differ: item i of epoch e has the index e *
+    len(train_data) + i, and cannot be cached. alternatives: see RunEvent of the record. functions: the factory's
+    forward, loss and metric, as far as it has them. An item depends only on its index and the seed, so that a resumed
+    run sees the same data.
     """
 
     name: str
@@ -334,6 +335,7 @@ class Workload:
     collate: Collate | None
     parts: Mapping[str, Parted]
     epochs_differ: bool
+    alternatives: Mapping[str, tuple[str, str]]
     model_text: str | None
     data_text: str | None
     remarks: list[str]

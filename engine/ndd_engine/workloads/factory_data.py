@@ -525,9 +525,9 @@ def _check_batch(batch: Batch, name: str, verb: str, problems: Problems) -> None
 RESULT = "an object, dict or SimpleNamespace with model, train_data and loss"
 PARTS = (
     "model", "train_data", "loss", "eval_data", "forward", "metric", "weight", "better", "item", "token",
-    "tokens_per_item", "collate", "parts", "epochs_differ", "describe_model", "describe_data", "notes", "shuffle",
-    "sampler", "batch_sampler", "optimizer", "scheduler", "scheduler_every", "lr", "step", "eval_step", "state",
-    "stateful", "on_step", "on_evaluate", "on_checkpoint", "samples",
+    "tokens_per_item", "collate", "parts", "epochs_differ", "alternatives", "describe_model", "describe_data", "notes",
+    "shuffle", "sampler", "batch_sampler", "optimizer", "scheduler", "scheduler_every", "lr", "step", "eval_step",
+    "state", "stateful", "on_step", "on_evaluate", "on_checkpoint", "samples",
 )  # fmt: skip
 
 
@@ -628,6 +628,7 @@ def read_result(value: object, where: str, config: Config, settings: Settings) -
         "collate": collate,
         "parts": reader.parts(model),
         "epochs_differ": reader.typed("epochs_differ", bool, "True or False") is True,
+        "alternatives": reader.alternatives(),
         "model_text": reader.text("describe_model", called=True),
         "data_text": reader.text("describe_data", called=True),
         "remarks": reader.lines("notes"),

@@ -52,6 +52,7 @@ def factory(settings: Settings) -> dict[str, Any]:
     settings.progress("building the model")
     # As in GPT-2, the embedding is tied to the output layer.
     model = build_checked(lambda: NextCharacterModel(size, tie_weights=True))
+    shapes = ("workload.pad=full", "pad all batches to one shape")
     return {
         "model": model,
         "train_data": Examples(data.train, encoder, sequence),
@@ -64,6 +65,7 @@ def factory(settings: Settings) -> dict[str, Any]:
         "token": "token",
         "tokens_per_item": tokens,
         "parts": model.parts(),
+        "alternatives": {"recompile": shapes} if options["pad"] == "longest" else {},
         "describe_model": f"{layers} layers, {heads} heads, width {width}, context {sequence:,}, "
         f"{len(encoder):,} byte-pair tokens",
         "describe_data": f"{data.text}; {tokens:,.0f} training tokens per example on average",

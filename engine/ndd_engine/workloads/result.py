@@ -18,6 +18,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ndd_engine.batches import map_tensors
 from ndd_engine.config.schema import Config, OptimizerSection, ScheduleSection
+from ndd_engine.diagnose.finding import CAUSES
 from ndd_engine.errors import LONGEST, TrainingError, shortened
 from ndd_engine.text import printable
 
@@ -186,6 +187,22 @@ class Reader:
             self.add(name, "has other items than strings", allowed)
             return []
         return [shortened(text, 1000) for text in texts[:MOST_NOTES]]
+
+    def alternatives(self) -> dict[str, tuple[str, str]]:
+        """A dict from causes of findings to (setting, what it does)."""
+        allowed = "a dict from a cause of docs/diagnosis.md to (a setting such as workload.options.pad=full, a text)"
+        found = self.typed("alternatives", dict, allowed) or {}
+        wrong = [
+            cause
+            for cause, pair in found.items()
+            if cause not in CAUSES
+            or not (isinstance(pair, (list, tuple)) and len(pair) == 2)
+            or not (all(isinstance(one, str) for one in pair) and "=" in pair[0])
+        ]
+        if wrong:
+            self.add("alternatives", f"has an entry that is none: {wrong[0]!r}", allowed)
+            return {}
+        return {cause: (setting, shortened(text, 1000)) for cause, (setting, text) in found.items()}
 
     def _names(self) -> list[str]:
         return [name for name in getattr(self.value, "__dict__", ()) if not name.startswith("_")]

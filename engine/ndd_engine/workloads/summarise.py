@@ -58,6 +58,18 @@ def factory(settings: Settings) -> dict[str, Any]:
         "describe_data": data.facts.text,
         "notes": data.notes,
     }
+    alternatives = {}
+    if options["pad"] == "longest":
+        alternatives["recompile"] = ("workload.pad=full", "pad all batches to one shape")
+    if options["decoder"] == "stepwise":
+        text = "compute the projections once for all steps (same loss and gradients)"
+        alternatives["stepwise"] = ("workload.decoder=hoisted", text)
+    if count:
+        alternatives["evaluation"] = (
+            "workload.summaries=0",
+            "do not generate summaries for ROUGE during training",
+        )
+    parts["alternatives"] = alternatives
     if count:
         parts["metric"] = lambda: Rouge(model, data.vocabulary, written[:count], options["beam"], target)
     return parts

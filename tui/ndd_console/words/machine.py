@@ -115,7 +115,7 @@ def busy_cores(use: CoreUse) -> dict[str, Any]:
     return {
         "text": f"while steps were timed, {others_text(use, 'used')}; check again when they have ended",
         "cores": use.usable,
-        "used_by_steps": use.own,
+        "used_by_steps": use.by_run,
         "used_by_others": use.others,
         "processes": [dict(zip(names, process, strict=True)) for process in use.neighbours],
     }
@@ -123,7 +123,7 @@ def busy_cores(use: CoreUse) -> dict[str, Any]:
 
 def cores_facts(cores: CoreUse) -> NamedValues:
     """How many cores this run and others have used recently."""
-    used = f"{number(cores.used)} of {number(cores.usable)} in use: {number(cores.own)} by this run"
+    used = f"{number(cores.used)} of {number(cores.usable)} in use: {number(cores.by_run)} by this run"
     busy = ", ".join(f"{name} (pid {pid}, {number(count)})" for pid, name, count in cores.neighbours)
     throttled = percent(cores.throttled) if cores.throttled is not None else ""
     rest = (("busy processes", busy), ("throttled by quota", throttled))

@@ -57,7 +57,7 @@ MOST_STACKS = 8
 # Silent ranks whose stacks are read from outside, which takes a while.
 MOST_READ = 3
 # Frames of a stack that are told, the innermost first.
-KEPT = 12
+MOST_FRAMES = 12
 # For the stacks to be written.
 WRITTEN_S = 0.5
 # For py-spy; a rank that hangs is to be named within a few seconds.
@@ -326,7 +326,7 @@ def words(file: str, line: int, name: str) -> str:
 
 def told_frames(stack: Sequence[Frame]) -> list[str]:
     """The innermost frames of a stack, in words."""
-    return [words(frame["filename"], frame["line"], frame["name"]) for frame in stack[:KEPT]]
+    return [words(frame["filename"], frame["line"], frame["name"]) for frame in stack[:MOST_FRAMES]]
 
 
 class StackRequests:

@@ -283,13 +283,13 @@ _LOST = re.compile(
 class Cause:
     """Why a rank ends before training does.
 
-    status, exit_status: as in the end event. own: whether the reason lies in this rank, not in another one. curable:
-    whether nobody could foresee it, so that the same ranks may succeed another time.
+    status, exit_status: as in the end event. of_this_rank: whether the reason lies in this rank, not in another one.
+    curable: whether nobody could foresee it, so that the same ranks may succeed another time.
     """
 
     status: str
     text: str
-    own: bool
+    of_this_rank: bool
     curable: bool
     exit_status: int | None = None
 
@@ -326,7 +326,7 @@ def others(ranks: OtherRanks, error: BaseException, text: str, place: str) -> Ca
     """
     rank = ranks.place.rank
     if not _lost(error):
-        return leave_cause(ranks, Cause("failed", f"rank {rank}: {text}", own=True, curable=True))
+        return leave_cause(ranks, Cause("failed", f"rank {rank}: {text}", of_this_rank=True, curable=True))
     ranks.notes.put(f"noticed/{rank}", "")
     noticed = f"rank {rank} noticed {place}"
     deadline = time.monotonic() + PATIENCE_S
@@ -339,10 +339,12 @@ def others(ranks: OtherRanks, error: BaseException, text: str, place: str) -> Ca
         if told:
             words = "; ".join(dict.fromkeys(cause.text for cause in told))
             curable, status = any(cause.curable for cause in told), told[0].exit_status
-            return Cause("failed", f"{words} ({noticed})", own=False, curable=curable, exit_status=status)
+            return Cause(
+                "failed", f"{words} ({noticed})", of_this_rank=False, curable=curable, exit_status=status
+            )
         time.sleep(0.1)
     lost = f"rank {rank} lost the connection to another rank {place}{_silent(ranks)}: {text}"
-    return leave_cause(ranks, Cause("failed", lost, own=True, curable=True))
+    return leave_cause(ranks, Cause("failed", lost, of_this_rank=True, curable=True))
 
 
 def _lost(error: BaseException) -> bool:
@@ -416,7 +418,7 @@ class HostRanks:
                     self._known += [member] if member.here else []
         for member in self._known:
             if member.ended and notes.get(f"left/{member.rank}") is None:
-                cause = Cause("failed", f"{member} was killed or ended", own=False, curable=True)
+                cause = Cause("failed", f"{member} was killed or ended", of_this_rank=False, curable=True)
                 return leave_cause(self._ranks, cause, member.rank)
         return None
 
