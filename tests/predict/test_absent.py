@@ -10,10 +10,10 @@ import pytest
 
 from ndd_engine.config import read
 from ndd_engine.hardware.gpus import GpuProfile, load
+from ndd_engine.hardware.kernels import Card, Kernels, Op, Shape, fitted, kernels_of
 from ndd_engine.predict import absent
 from ndd_engine.predict.absent import ShapeTracer
 from ndd_engine.predict.estimate import MANY, ONE
-from ndd_engine.predict.kernels import Card, Kernels, Op, Shape, fitted, kernels_of
 from ndd_engine.predict.launches import Issue, issues, spent, step_estimate
 from ndd_engine.predict.other_sizes import LENGTHS, OPS, repeated
 from ndd_engine.workloads.factory_data import prepare

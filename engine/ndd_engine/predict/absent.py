@@ -20,16 +20,16 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ndd_engine.config import Config
 from ndd_engine.hardware.gpus import GpuProfile
+from ndd_engine.hardware.kernels import Card, Op
 from ndd_engine.text import counted
 from ndd_engine.workloads.base import Workload, item_count
 from ndd_engine.workloads.interface import facts
 from ndd_watch import recompute
 from ndd_watch.windows import Account, Blocks, CallTree, blocks_of
 
-from .budget import Way
+from .budget import IN_BF16, ROUNDED_AWAY, ROUNDS, Way, kept_in_bf16
 from .estimate import Family, ItemCounts, Memory, at, fit
 from .fakes import TooLongError, Traced, traced
-from .kernels import Card, Op
 from .launches import StepEstimate, step_estimate
 from .other_sizes import LENGTHS, OPS, repeated, repeated_traces, scaled
 from .step_probes import alike, caveat, departs, endless, extremes, items_of, longest_first, sizes
@@ -307,17 +307,22 @@ def ways_elsewhere(
         micro, times = nearest
         sets = f"batch.micro={micro}", f"batch.accumulation={times}"
         found.append(Way(sets, memory.peak(micro, times) + added_bytes, step_s(tracer, micro, times)))
-    if config.precision.amp == "off" and gpu.peak_tflops("bf16"):
-        other = ShapeTracer(
-            config.changed(precision={"amp": "bf16"}), tracer.workload, tracer.tell, tracer.leaves
-        )
-        fit = other.memory(memory.source, check=False).fit(
-            batch.micro, batch.accumulation, limit_bytes, added_bytes
-        )
+
+    def in_format(precision: dict[str, str], note: str) -> Iterator[Way]:
+        other = ShapeTracer(config.changed(precision=precision), tracer.workload, tracer.tell, tracer.leaves)
+        needs = other.memory(memory.source, check=False)
+        fit = needs.fit(batch.micro, batch.accumulation, limit_bytes, added_bytes)
         if fit.fits and not fit.retries:
-            took = step_s(other, batch.micro, batch.accumulation)
-            note = "bf16 rounds differently: compare the losses"
-            found.append(Way(("precision.amp=bf16",), fit.peak_bytes, took, note))
+            names = (f"precision.{name}" for name in precision)
+            sets = tuple(f"{name}=bf16" for name in names if config.value(name) != "bf16")
+            yield Way(sets, fit.peak_bytes, step_s(other, batch.micro, batch.accumulation), note)
+
+    if config.precision.amp != "fp16" and gpu.peak_tflops("bf16"):
+        if config.precision.amp == "off":
+            found += in_format({"amp": "bf16"}, ROUNDS)
+        if config.precision.parameters == "fp32":
+            with kept_in_bf16(tracer.workload.model):
+                found += in_format(IN_BF16, ROUNDED_AWAY)
     return sorted(found, key=lambda way: way.step_s or math.inf)
 
 

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from ndd_engine.hardware.kernels import Card, Op, fitted, kernels_of
+
 from .estimate import StepTime, TimedBatch, at
-from .kernels import Card, Op, fitted, kernels_of
 
 Decides = Literal["host", "GPU", "data", "host or GPU"]
 # The slower of host and GPU decides alone if the other needs less than this share of its time.

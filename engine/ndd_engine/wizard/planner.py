@@ -157,6 +157,7 @@ class Planner:
         self._spec = spec_of(answers.config, answers.workload, sets)
         self._spec["gpu"] = None if gpu is None else gpu.slug
         tier: tuple[str, ...] = ()
+        known = draft.sizes
         if gpu is not None and draft.size == "auto":
             tier = tier_of(draft, draft.auto["gpu_size"], gpu.memory_gb)
         opening = {"do": "open", **self._spec, "sets": [*self._spec["sets"], *tier]}
@@ -164,6 +165,8 @@ class Planner:
         if draft.size == "auto":  # the batch depends on the GPU as well
             memory_gb = opened.memory_gb if gpu is None else gpu.memory_gb
             config, tier = draft.resolve(opened.size, memory_gb), tier_of(draft, opened.size, memory_gb)
+            # For a small GPU it may be the model of another size.
+            known = tuple(name for name in known if not _is_of_size(config, draft, opened.size, name))
         else:
             config = draft.resolve()
         if opened.size is not None:  # chosen once, because the process may be restarted
@@ -192,7 +195,7 @@ class Planner:
             gpu,
             usable,
             tuple(sizes),
-            draft.sizes,
+            known,
             amps,
             tuple(notes),
             ranks.count,
@@ -340,6 +343,13 @@ def tier_of(draft: Draft, size: str | None, memory_gb: float | None) -> tuple[st
     plain, tier = draft.resolve(size), draft.resolve(size, memory_gb)
     changed = differences(plain, tier).items()
     return tuple(f"{key}={new}" for key, (_, new) in changed if key.startswith("workload."))
+
+
+def _is_of_size(config: Config, draft: Draft, size: str | None, other: str) -> bool:
+    """Whether the configuration, of one size, already has all that another size would change in the model."""
+    changed = differences(draft.resolve(size), draft.resolve(other)).items()
+    model = {key: new for key, (_, new) in changed if key.startswith("workload.") and key != "workload.size"}
+    return bool(model) and all(config.value(key) == new for key, new in model.items())
 
 
 def _alike(one: ProbedModel, other: ProbedModel) -> bool:
