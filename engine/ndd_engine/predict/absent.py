@@ -15,11 +15,12 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ndd_engine.config import Config
-from ndd_engine.hardware.gpus import GpuProfile
+from ndd_engine.hardware.gpus import GpuProfile, load
 from ndd_engine.hardware.kernels import Card, Op
 from ndd_engine.text import counted
 from ndd_engine.workloads.base import Workload, item_count
@@ -29,8 +30,8 @@ from ndd_watch.windows import Account, Blocks, CallTree, blocks_of
 
 from .budget import IN_BF16, ROUNDED_AWAY, ROUNDS, Way, kept_in_bf16
 from .estimate import Family, ItemCounts, Memory, at, fit
-from .fakes import TooLongError, Traced, traced
-from .launches import StepEstimate, step_estimate
+from .fakes import Follow, TooLongError, Traced, traced
+from .launches import StepEstimate, issues, step_estimate
 from .other_sizes import LENGTHS, OPS, repeated, repeated_traces, scaled
 from .step_probes import alike, caveat, departs, endless, extremes, items_of, longest_first, sizes
 
@@ -45,6 +46,8 @@ CONTEXT_BYTES = 667 << 20
 _BATCHES = 8
 # Seconds to time the creation of batches of one size.
 _DATA_S = 0.15
+# Layers of the model that times launches: fewer kernels than a GPU queues. Its passes; the first quarter is left out.
+_LAYERS, _LAUNCHED = 16, 20
 
 
 @dataclass(frozen=True)
@@ -238,7 +241,11 @@ class ShapeTracer:
         self.tell("estimating the time of a step")
         config = self.config
         return step_estimate(
-            [(micro, of(micro)) for micro in points], whole, Card(gpu), config.precision.tf32
+            [(micro, of(micro)) for micro in points],
+            whole,
+            Card(gpu),
+            config.precision.tf32,
+            launch_cost(torch.device("cuda")) if torch.cuda.is_available() else None,
         )
 
     def _ops_of(self, micro: int) -> Sequence[Op]:
@@ -278,6 +285,31 @@ class ShapeTracer:
                 took.append(min(time.perf_counter() - begin, time.process_time() - used))
             times.append(median(took))
         return [(micro, at(micro, pair, times)) for micro in micros]
+
+
+def launch_cost(device: torch.device) -> float:
+    """How many times as long as a fast host this one takes to launch an operation on a device.
+
+    Measured with a small model: forward and backward of tiny tensors, until all is launched.
+    """
+    with torch.random.fork_rng(devices=[]):
+        layers = (nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU()) for _ in range(_LAYERS))
+        model, x = nn.Sequential(*layers), torch.zeros(4, 32)
+    with Follow() as follow:
+        follow.enter("forward")
+        loss = model(x).sum()
+        follow.enter("backward")
+        loss.backward()
+    fast_s = sum(issue.host_s for issue in issues(follow.ops, Card(load()[0]), tf32=False))
+    model, x = model.to(device), x.to(device)
+    times = []
+    for _ in range(_LAUNCHED):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        model(x).sum().backward()
+        times.append(time.perf_counter() - begin)
+    return median(times[len(times) // 4 :]) / fast_s
 
 
 def ways_elsewhere(
