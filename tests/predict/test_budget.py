@@ -156,6 +156,30 @@ def test_a_gpu_that_is_not_there_gets_the_fewest_blocks_that_compute_again(
 
 
 @pytest.mark.long
+def test_smaller_blocks_are_taken_where_the_largest_ones_need_too_much(
+    deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = FACTORY.replace(", momentum=None", "")
+    text = text.replace(
+        "nn.ModuleList(Block() for _ in range(5))", "nn.Sequential(*[Block() for _ in range(5)])"
+    )
+    text = text.replace(
+        "for block in self.blocks:\n            x = block(x, scale=0.5)", "x = self.blocks(x)"
+    )
+    (tmp_path / "nested.py").write_text(text)
+    config, workload = made("nested:factory")
+    monkeypatch.delitem(sys.modules, "nested")
+    tracer = ShapeTracer(config.changed(batch={"micro": 65_536}), workload, lambda _: None)
+    whole, parts = (
+        tracer.recomputed(dict.fromkeys(names, recompute.ALL)).memory("shapes").peak(65_536)
+        for names in (("blocks",), [f"blocks.{place}" for place in range(5)])
+    )
+    assert parts < 0.8 * whole
+    found = tracer.within((whole + parts) // 2, 0, "shapes")
+    assert found is not None and found[1].peak(65_536) <= (whole + parts) // 2
+
+
+@pytest.mark.long
 def test_where_parameters_are_the_limit_they_fit_in_bf16(
     deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,8 +153,8 @@ class ShapeTracer:
         tracer._sizes = self._sizes[:2]  # a third one has confirmed the plain steps
         return tracer
 
-    def blocks(self) -> tuple[str, ...]:
-        """The largest blocks that can compute again, in the order of their calls."""
+    def blocks(self) -> list[tuple[str, ...]]:
+        """Blocks that can compute again, in the order of their calls: the largest, then smaller ones instead."""
         found: list[Blocks] = []
 
         @contextmanager
@@ -172,32 +172,35 @@ class ShapeTracer:
         if self._loop is not None:
             batch = self._loop.cut(batch, LENGTHS[0])
         traced(self.config, self.workload, batch, watch=watch)
-        largest = found[0].containers[0] if found[0].containers else ()
-        within = tuple(f"{name}." for name in largest)
-        order = [*largest, *(name for name in found[0].names if not name.startswith(within))]
-        return tuple(order) if within else found[0].names
+        every = []
+        for containers in found[0].containers:
+            within = tuple(f"{name}." for name in containers)
+            every.append((*containers, *(name for name in found[0].names if not name.startswith(within))))
+        return [*every, found[0].names]
 
     def within(
         self, limit_bytes: int, added_bytes: int, source: str
     ) -> tuple[ShapeTracer, Memory, int, int] | None:
         """(with the fewest blocks that compute again so that the configured batch fits, its memory, how many, of how
         many); None if it does not fit with all of them."""
-        names, batch = self.blocks(), self.config.batch
+        batch = self.config.batch
 
-        def fitting(count: int) -> tuple[ShapeTracer, Memory] | None:
+        def fitting(names: tuple[str, ...], count: int) -> tuple[ShapeTracer, Memory] | None:
             self.tell(f"tracing a step with {counted(count, 'block')} computed again")
             tracer = self.recomputed(dict.fromkeys(names[:count], recompute.ALL))
             memory = tracer.memory(source, check=False)
             fit = memory.fit(batch.micro, batch.accumulation, limit_bytes, added_bytes)
             return (tracer, memory) if fit.fits and not fit.retries else None
 
-        below, above = 0, len(names)
-        best = fitting(above) if names else None
+        # A large block has all of its activations at once while it computes again; smaller ones need more of them.
+        tried = ((names, fitting(names, len(names))) for names in self.blocks() if names)
+        names, best = next(((names, one) for names, one in tried if one is not None), ((), None))
         if best is None:
             return None
+        below, above = 0, len(names)
         while above - below > 1:
             middle = (above + below) // 2
-            if (found := fitting(middle)) is not None:
+            if (found := fitting(names, middle)) is not None:
                 best, above = found, middle
             else:
                 below = middle
