@@ -430,13 +430,14 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
 
     per_epoch = None if opened.train_items is None else round(opened.train_items * found.data_share)
     most = most_items(opened) if per_epoch is None else per_epoch
-    grid = batches(config, hold, most)
+    single = not opened.normalises and not fits(2)
+    grid = batches(config, hold, most, single)
     threads = opened.threads if opened.faster else opened.chosen_threads
     rows = []
     chosen = worth_a_row(grid, config.batch.micro, fits, hold is None)
     if hold is None:  # smaller micro-batches may also keep the effective batch
         kept_batch = max(config.items_per_step // layout.ranks, 1)
-        held = batches(config, kept_batch, most)
+        held = batches(config, kept_batch, most, single)
         chosen += [one for one in worth_a_row(held, config.batch.micro, fits, False) if one not in chosen]
     given = given_sets(situation, answers)
     mine = (
