@@ -382,13 +382,13 @@ def ways_to_fit(
             )
     if config.precision.parameters == "fp32" and config.precision.amp != "fp16" and bf16:
         other = prober.with_config(config.changed(precision=IN_BF16))
-        sets = tuple(
+        changed = tuple(
             f"precision.{name}={value}"
             for name, value in IN_BF16.items()
             if config.value(f"precision.{name}") != value
         )
         with kept_in_bf16(prober.workload.model):
-            found += _fitting_way(other, sets, ROUNDED_AWAY, memory, budget_bytes, added_bytes)
+            found += _fitting_way(other, changed, ROUNDED_AWAY, memory, budget_bytes, added_bytes)
     return sorted(found, key=lambda way: float("inf") if way.step_s is None else way.step_s)
 
 
