@@ -92,7 +92,7 @@ class ProbeProcess(ChildServer):
         self._opened: Opened | None = None
         # The latest workload that was prepared for its shapes, the configuration without its precision, and how long
         # its batches take.
-        self._shaped: tuple[Config, Any] | None = None
+        self._shaped: tuple[dict[str, Any], Any] | None = None
         self._data_s: list[tuple[int, float]] | None = None
         # What the steps of the latest model loop over.
         self._leaves: tuple[tuple[int, int], ...] = ()
@@ -252,12 +252,12 @@ class ProbeProcess(ChildServer):
         )
 
     def _prepared(self, draft: Draft) -> Any:
-        """The workload with the least data; the latest one again, if only the precision differs."""
+        """The workload with the least data; the latest one again, if only precision or memory budget differ."""
         from ndd_engine.train.prepare import seed
         from ndd_engine.workloads.factory_data import prepare
 
         config = draft.resolve(shapes=True)
-        key = config.changed(precision={"amp": "off"})
+        key = config.model_dump(exclude={"precision": {"amp"}, "memory": True})
         if self._shaped is None or self._shaped[0] != key:
             self.pipe.tell("reading the data")
             seed(config.run.seed)
