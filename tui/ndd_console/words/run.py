@@ -292,7 +292,7 @@ def _summary(
     for finding in findings:
         if run is not None and finding.cause == "out-of-memory":
             observed = is_script(run)
-            yield from less_memory(finding, run.name if observed else str(RunDir(folder).config), observed)
+            yield from needs_less(finding, run.name if observed else str(RunDir(folder).config), observed)
         elif run is not None and finding not in ending:
             command = first_command(run.name, [finding])
             yield finding_line(finding) + (f": {command}" if command else "")
@@ -302,7 +302,7 @@ def _summary(
         yield resume_text(name)
 
 
-def less_memory(finding: Finding, name: str, script: bool) -> Iterator[str]:
+def needs_less(finding: Finding, name: str, script: bool) -> Iterator[str]:
     """What would need less memory, and the commands that apply it. name: the run of a script, or a configuration."""
     yield f"{finding.title}; what needs less, the cheapest first:"
     for change in finding.changes:
