@@ -511,6 +511,7 @@ _ROWS = (
     Row("speed.deterministic", "deterministic algorithms", alters=ARITHMETIC),
     # What only findings propose, or somebody tries.
     Row("batch.accumulation", "micro-batches of a step", alters=ARITHMETIC),
+    Row("precision.parameters", "parameters kept in bf16", alters=ARITHMETIC),
     Row("parallel.param_dtype", "precision of gathered parameters", alters=ARITHMETIC),
     Row("parallel.reduce_dtype", "precision of reduced gradients", alters=ARITHMETIC),
     *(

@@ -167,6 +167,7 @@ FAULTS = (
 # Causes that a script can have, and that nothing plants here.
 UNPLANTED = {
     "near-limit": "would fill the memory of the machine",
+    "out-of-memory": "ends the script",
     **dict.fromkeys(
         (
             "transfer", "launch-bound", "sync", "collectives", "queue-gaps", "gpu-idle", "throttling", "thrash",

@@ -12,8 +12,8 @@ from benchmarks.__main__ import NAMES, main
 ROOT = Path(__file__).parents[2]
 # Needs Lightning and Accelerate, which the tests do without.
 OWN_ENVIRONMENT = "rivals"
-# Processor seconds of a benchmark, from the start of its process to its end; and of those that prepare several models,
-# or start further programs, scripts or ranks: each of these processes imports torch and trains, which takes 2 to 4.
+# Processor seconds of a benchmark, from the start of its process to its end. Those in MORE prepare several models, or
+# start further programs, scripts or ranks. Each of these processes imports torch and trains, which takes 2 to 4.
 SECONDS, MORE_SECONDS = 5, 15
 MORE = {
     "screen", "keys", "best", "budgets", "wizard", "steps", "observe", "leaks", "others", "script_faults",

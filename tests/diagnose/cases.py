@@ -557,6 +557,18 @@ HAZARDS = [
         "near-limit", {"memory": memory(**FULL, peak_allocated_bytes=79 << 30)},
         {"memory": memory(**FULL, peak_allocated_bytes=30 << 30)}, (), "gpu", gpu,
     ),
+    # The innocent fails for another reason, or was asked to end.
+    pair(
+        "out-of-memory",
+        at_the_end(EndEvent("failed", "out of memory on cpu at step 241 in forward: tried to allocate 2 GiB", 240, 1)),
+        at_the_end(EndEvent("failed", "ValueError at step 241 in forward: the memory bank is empty", 240, 1)),
+    ),
+    pair(
+        "out-of-memory",
+        at_the_end(EndEvent("failed", "the command ended with status 1 after 240 steps: OutOfMemoryError: CUDA out of "
+                            "memory. Tried to allocate 20.00 MiB", 240, 1)),
+        at_the_end(EndEvent("interrupted", "Ctrl-C, after 240 steps", 240, 130)), (), "gpu", gpu,
+    ),
 ]  # fmt: skip
 
 ASIDES = [

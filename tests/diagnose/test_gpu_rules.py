@@ -14,7 +14,9 @@ import pytest
 from planted_runs import GPU_HOST, GPU_STEP, MS, NVML, Planted, capture, gpu, healthy
 from planted_runs import script as observed
 
+from ndd_engine.diagnose import diagnose
 from ndd_engine.record.events import FunctionsEvent, SampleEvent, SettingEvent
+from ndd_engine.record.figures import estimated_rate
 
 # A step of 20 ms on the device, which computes all the time.
 BUSY = {
@@ -216,3 +218,36 @@ def test_a_host_that_is_as_slow_as_the_device_may_be_launch_bound_which_a_captur
     # So does a device that lags behind.
     lagging = {**slow, "forward": 5.0, "backward": 5.0}
     assert "launch-bound" not in script(lagging, {**AHEAD, **slow}, None).causes()
+
+
+# What this GPU can do.
+
+ESTIMATED = {"kernels": 95 * MS, "measured": 90 * MS, "usual": 80 * MS, "low": 58 * MS, "high": 110 * MS}
+
+
+@pytest.mark.parametrize(
+    ("changes", "idle", "said"),
+    [
+        ({}, {}, "compute-bound: within 11 % of what this GPU can do"),
+        ({"usual": 95 * MS}, {}, "compute-bound: the kernels are as fast as estimated"),
+        ({"usual": 45 * MS, "high": 62 * MS}, {}, "compute-bound, but the kernels take 2.00x as long"),
+        # Most kernels have no estimate, or the GPU often waits: that limits nothing.
+        ({"kernels": 200 * MS}, {}, ""),
+        ({}, {"other": 11}, ""),
+    ],
+)
+def test_a_gpu_that_always_computes_is_compared_with_what_it_can_do(
+    changes: dict[str, int], idle: dict[str, int], said: str
+) -> None:
+    event = replace(capture("kernels", **idle), estimated_ns={**ESTIMATED, **changes})
+    snapshot = gpu(kernels=event).snapshot()
+    first = diagnose(snapshot)[0]
+    assert said in first.title if said else "compute-bound" not in first.title
+    assert any("estimated from their shapes" in item.text for item in first.evidence) == bool(said)
+    rate = estimated_rate(snapshot)
+    if "kernels" in changes:
+        assert rate is None
+    elif not changes and not idle:
+        # In the capture, its kernels take all of the time.
+        items = snapshot.items_per_s * snapshot.step_ns * 1e-9 / (0.1 / 5)
+        assert rate == (pytest.approx(items * 90 / 110), pytest.approx(items * 90 / 58))

@@ -7,13 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from ndd_engine.config import read
 from ndd_engine.hardware.gpus import GpuProfile, load
+from ndd_engine.hardware.kernels import Card, Kernels, Op, Shape, fitted, kernels_of
 from ndd_engine.predict import absent
 from ndd_engine.predict.absent import ShapeTracer
 from ndd_engine.predict.estimate import MANY, ONE
-from ndd_engine.predict.kernels import Card, Kernels, Op, Shape, fitted, kernels_of
 from ndd_engine.predict.launches import Issue, issues, spent, step_estimate
 from ndd_engine.predict.other_sizes import LENGTHS, OPS, repeated
 from ndd_engine.workloads.factory_data import prepare
@@ -72,6 +73,30 @@ def test_which_side_decides_moves_from_the_host_to_the_gpu_with_the_batch() -> N
     assert found.middle.host_s(1) == found.middle.host_s(256)
     # Creating the data takes longer than the step.
     assert found.with_data([(1, 1.0), (256, 1.0), (16_384, 100.0)]).decides(256) == "data"
+
+
+def test_a_host_whose_launches_were_timed_has_a_narrower_range() -> None:
+    of_any, timed, slow = (
+        step_estimate([(1, [product(8, 256)] * 50)], [], Card(gpu("rtx-4070-laptop")), True, slower)
+        for slower in (None, 5.0, 10.0)
+    )
+    assert of_any.low.step_s(1) < timed.low.step_s(1) < timed.high.step_s(1) < of_any.high.step_s(1)
+    assert slow.middle.host_s(1) == pytest.approx(2 * timed.middle.host_s(1))
+
+
+def test_launches_are_timed_where_there_is_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_rng_state()
+    assert 0.05 < absent.launch_cost(torch.device("cpu")) < 10_000
+    assert torch.equal(torch.get_rng_state(), before)
+    config = read(None, ["run.max_steps=2", "workload.size=tiny"], "chartext").resolve()
+    tracer = ShapeTracer(config, prepare(config), lambda _: None)
+    hosts = []
+    monkeypatch.setattr(absent, "step_estimate", lambda *given: hosts.append(given[-1]))
+    monkeypatch.setattr(absent, "launch_cost", lambda device: 4.0 if device.type == "cuda" else None)
+    for present in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda present=present: present)
+        tracer.estimate(gpu("t4"), [1])
+    assert hosts == [None, 4.0]
 
 
 def test_repeated_operations_have_one_plan() -> None:

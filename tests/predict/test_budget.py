@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from ndd_engine.config import Config, read
 from ndd_engine.errors import ConfigError, UsageError
-from ndd_engine.predict.absent import ShapeTracer
+from ndd_engine.hardware.named_gpus import gpu_named
+from ndd_engine.predict.absent import ShapeTracer, ways_elsewhere
 from ndd_engine.predict.budget import BudgetPlanner
 from ndd_engine.predict.estimate import HOST_GRANULE, ONE
 from ndd_engine.predict.step_probes import Prober
@@ -152,6 +153,53 @@ def test_a_gpu_that_is_not_there_gets_the_fewest_blocks_that_compute_again(
     _, needs, count, blocks = found
     assert 0 < count < blocks and needs.peak(65_536) <= (most + least) // 2
     assert tracer.within(least // 2, 0, "shapes") is None
+
+
+@pytest.mark.long
+def test_smaller_blocks_are_taken_where_the_largest_ones_need_too_much(
+    deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = FACTORY.replace(", momentum=None", "")
+    text = text.replace(
+        "nn.ModuleList(Block() for _ in range(5))", "nn.Sequential(*[Block() for _ in range(5)])"
+    )
+    text = text.replace(
+        "for block in self.blocks:\n            x = block(x, scale=0.5)", "x = self.blocks(x)"
+    )
+    (tmp_path / "nested.py").write_text(text)
+    config, workload = made("nested:factory")
+    monkeypatch.delitem(sys.modules, "nested")
+    tracer = ShapeTracer(config.changed(batch={"micro": 65_536}), workload, lambda _: None)
+    whole, parts = (
+        tracer.recomputed(dict.fromkeys(names, recompute.ALL)).memory("shapes").peak(65_536)
+        for names in (("blocks",), [f"blocks.{place}" for place in range(5)])
+    )
+    assert parts < 0.9 * whole
+    found = tracer.within((whole + parts) // 2, 0, "shapes")
+    assert found is not None and found[1].peak(65_536) <= (whole + parts) // 2
+
+
+@pytest.mark.long
+def test_where_parameters_are_the_limit_they_fit_in_bf16(
+    deep: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wide.py").write_text(FACTORY.replace(", momentum=None", "").replace("128", "65_536"))
+    gpu = gpu_named("RTX 3090")
+    config, workload = made("wide:factory", "batch.micro=4")
+    monkeypatch.delitem(sys.modules, "wide")
+    before = copy.deepcopy(workload.model.state_dict())
+    tracer = ShapeTracer(config, workload, lambda _: None)
+    memory = tracer.memory("shapes")
+    peak = memory.peak(4)
+    # Three quarters of what parameters, gradients and moments take.
+    limit = memory.outside_bytes + (peak - memory.outside_bytes) * 3 // 4
+    found = ways_elsewhere(tracer, memory, gpu, limit, 0, None)
+    assert [way.sets for way in found] == [("precision.amp=bf16", "precision.parameters=bf16")]
+    assert found[0].peak_bytes <= limit and "compare the losses" in found[0].note
+    after = workload.model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    # Nothing fits into a tenth.
+    assert ways_elsewhere(tracer, memory, gpu, memory.outside_bytes + peak // 10, 0, None) == []
 
 
 class Drawing(nn.Module):

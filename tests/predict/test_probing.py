@@ -17,11 +17,11 @@ from tests.tiers import few
 
 from ndd_engine.child import decoded
 from ndd_engine.config import Config, read
+from ndd_engine.hardware.kernels import kernels_of
 from ndd_engine.predict import step_probes
 from ndd_engine.predict.allocator import MIB, Rules
 from ndd_engine.predict.estimate import HOST_GRANULE, MANY, ONE, Family, Memory, Trace, fit
 from ndd_engine.predict.fakes import traced
-from ndd_engine.predict.kernels import kernels_of
 from ndd_engine.predict.step_probes import (
     UNCHECKED,
     Prober,

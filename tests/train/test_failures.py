@@ -84,7 +84,7 @@ print(end.exit_status, end.reason)
 
 @pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc to set a limit on memory")
-def test_out_of_memory_says_what_filled_it_and_which_batch_is_next(tmp_path: Path) -> None:
+def test_out_of_memory_says_what_filled_it(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OUT_OF_MEMORY, str(Path(__file__).parent), str(tmp_path)],
         capture_output=True, text=True, timeout=LIMIT_S, check=False,
@@ -94,7 +94,6 @@ def test_out_of_memory_says_what_filled_it_and_which_batch_is_next(tmp_path: Pat
     assert text.startswith("1 out of memory"), text
     # What was asked for, and what fills the memory.
     assert len(re.findall(r"[\d.]+ (?:[KMG]i)?B", text)) >= 3, text
-    assert "batch.micro=6000" in text and "batch.accumulation=4" in text
     assert "Traceback" not in done.stdout
 
 
@@ -120,7 +119,7 @@ class UnspeakableError(Exception):
     ("error", "kind", "parts"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity"),
-         "oom", ["step 7", "20.00 MiB", "batch.micro=8"]),
+         "oom", ["step 7", "20.00 MiB"]),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1073741824 bytes."),
          "oom", ["1.0 GiB"]),
         (MemoryError(), "oom", ["step 7"]),
@@ -212,7 +211,7 @@ def test_memory_that_runs_out_is_explained_though_the_gpu_answers_nothing_more(
     stepper = Stepper(prepare(config), config, CPU, total_steps=1)
     error = RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
     failure = explain(error, 3, "forward", config, torch.device("cuda:0"), stepper)
-    assert failure.kind == "oom" and "batch.micro=4" in failure.text
+    assert failure.kind == "oom" and "step 3 in forward" in failure.text
 
 
 def test_a_full_disk_costs_checkpoints_but_not_the_training(

@@ -36,15 +36,20 @@ VARIANTS = {
         "optimizer.lr=0.01",
     ),
     "bf16": ("workload.name=chartext", "precision.amp=bf16"),
+    "bf16-parameters": ("workload.name=chartext", "precision.amp=bf16", "precision.parameters=bf16"),
 }
 # In `make test`; the others take twice as long.
 PROMISED = ("chartext", "recurrent")
+FORMATS = ("bf16-parameters", "fp16", "bf16")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(
     "variant",
-    [*(pytest.param(name, marks=pytest.mark.promise) for name in PROMISED), *few(["fp16", "bf16"], 1)],
+    [
+        *(pytest.param(name, marks=pytest.mark.promise) for name in PROMISED),
+        *few(["bf16-parameters", "fp16", "bf16"], 1),
+    ],
 )
 def test_stopped_and_resumed_equals_uninterrupted(trainer: Trainer, variant: str) -> None:
     base = trainer.ndd if variant == "recurrent" else trainer.chartext

@@ -36,7 +36,17 @@ from ndd_engine.record.snapshot import (
 )
 
 from .fake_ranks import PLANTED, planted_snapshot
-from .fakes import empty_snapshot, ended, mark, run_event, sample, snapshot, work_event, workers_event
+from .fakes import (
+    MEASURED,
+    empty_snapshot,
+    ended,
+    mark,
+    run_event,
+    sample,
+    snapshot,
+    work_event,
+    workers_event,
+)
 
 SMALL, LARGE = (80, 24), (120, 40)
 SIZES = (
@@ -66,6 +76,16 @@ def assert_fits(rows: list[Row], width: int, height: int) -> None:
         assert all(style in COLOUR and style in MONOCHROME for _, style in row)
 
 
+ESTIMATED = replace(
+    MEASURED["kernels"],
+    estimated_ns={
+        "kernels": 60_000_000,
+        "measured": 50_000_000,
+        "usual": 45_000_000,
+        "low": 33_000_000,
+        "high": 62_000_000,
+    },
+)  # fmt: skip
 SNAPSHOTS = {
     "gpu": snapshot(),
     "host": snapshot(False),
@@ -158,6 +178,14 @@ SHOWN: dict[str, tuple[Snapshot, tuple[int, int], tuple[str, ...], tuple[str, ..
     "little work": (
         snapshot(work=LITTLE, throughput=throughput(LITTLE, 54.6e6)), LARGE, ("549 MFLOP/s", "MFU 0.00053 %"), (),
     ),
+    # Of five sixths of the kernels; the capture is busy for 64 of 164 ms.
+    "an estimate for the GPU": (
+        snapshot(kernels=ESTIMATED), LARGE, ("4,687 segments/s", "estimated for this GPU"), (),
+    ),
+    "an estimate in little room": (
+        snapshot(kernels=ESTIMATED), (100, 30), ("4,687 segments/s", "9,674 to 18,175 segments/s estimated"), (),
+    ),
+    "no estimate": (snapshot(), LARGE, (), ("estimated",)),
     "accumulation": (snapshot(micro_steps=2.0), SMALL, ("micro",), ()),
     "no accumulation": (snapshot(micro_steps=1.0), SMALL, (), ("micro",)),
     "unknown accumulation": (snapshot(micro_steps=None), SMALL, (), ("micro",)),

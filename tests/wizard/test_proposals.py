@@ -302,6 +302,19 @@ def probed_model() -> ProbedModel:
     )
 
 
+@pytest.mark.parametrize(("normalises", "least"), [(False, 1), (True, 2)])
+def test_a_single_item_is_proposed_where_two_do_not_fit(normalises: bool, least: int) -> None:
+    trace = Trace(((0, 8 * MIB), (0, -1)))
+    large = Family((4, 8), trace, ((0.0, 600.0 * MIB),), aligned=True)
+    found = replace(probed_model(), memory=Memory(large, "gpu", 0, "test"))
+    there = situation(opened=replace(OPENED, normalises=normalises))
+    rows = [one for one in proposals(there, Answers(), found) if one.placement == "host"]
+    assert min(one.batch.micro for one in rows) == least
+    # With the configured effective batch.
+    items = there.config.items_per_step
+    assert (Batch(1, items) in [one.batch for one in rows if one.fits]) is not normalises
+
+
 def test_data_on_the_gpu_costs_memory_and_saves_time() -> None:
     rows = proposals(situation(), Answers(), probed_model())
     places = {place: [one for one in rows if one.placement == place] for place in ("host", "device")}

@@ -93,6 +93,15 @@ def prepared(monkeypatch: pytest.MonkeyPatch, answers: Answers, **found: Any) ->
         return planner.open()
 
 
+def test_a_size_whose_model_a_small_gpu_has_already_is_no_alternative(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = Answers(workload="summarise", sets=("run.max_steps=5",), gpu="RTX 4070 Laptop")
+    small = prepared(monkeypatch, answers, size="guide").known_sizes
+    large = prepared(monkeypatch, replace(answers, gpu="A100 80GB SXM"), size="guide").known_sizes
+    assert "middle" in large and set(large) - set(small) == {"middle"}
+
+
 def test_the_memory_is_that_of_the_configured_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ndd_engine.wizard.planner.free_memory", lambda: 3 << 30)
     answers = Answers(workload="chartext", sets=SMALL)

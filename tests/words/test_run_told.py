@@ -218,6 +218,22 @@ def test_the_summary_names_three_findings_with_their_commands() -> None:
     assert ": ndd-console try charlm-001 --set loader.workers=4" in lines[told[0]]
 
 
+def test_out_of_memory_ends_with_what_needs_less_and_the_commands() -> None:
+    reason = "out of memory on cuda:0 at step 11 in forward: tried to allocate 2.0 GiB"
+    config = {"batch": {"micro": 12, "accumulation": 1}, "memory": {}, "speed": {}}
+    own = replace(ended("failed", reason), run=run_event(config=config))
+    text = last_words(own)
+    first, second = "--set batch.micro=6 --set batch.accumulation=2", "--set memory.budget=auto"
+    assert text.index(f"ndd-console train runs/x/config.toml {first}") < text.index(second)
+    assert "ndd-console check runs/x/config.toml" in text
+    script = replace(own, run=run_event(config={"script": {}}))
+    assert f"ndd-console try charlm-001 {second}" in last_words(script)
+    # Without a step there is nothing that a trial could measure.
+    assert "ndd-console" not in last_words(replace(script, step=0)).partition("ran out")[2]
+    other = replace(own, end=replace(own.end, reason="ValueError at step 11"))
+    assert "ran out" not in last_words(other)
+
+
 def test_names_from_the_users_code_cannot_control_the_terminal() -> None:
     best = Evaluation(9, {"los\x1b[2Js": 1.0}, None)
     value = snapshot(run=run_event(workload="m\x1b]0;x:f", model="a\nb"), best=best)

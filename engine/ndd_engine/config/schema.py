@@ -198,6 +198,19 @@ class PrecisionSection(Section):
         description="automatic mixed precision (fp16 uses loss scaling); auto: bf16 or fp16 on a GPU, off on the CPU",
     )
     tf32: bool = Field(True, description="use TF32 for fp32 matrix products on GPUs that support it")
+    parameters: Literal["fp32", "bf16"] = Field(
+        "fp32",
+        description="format in which parameters are kept; bf16: they, their gradients and the optimizer's moments take "
+        'half of the memory, and small updates are rounded away; needs amp = "bf16"',
+    )
+
+    @model_validator(mode="after")
+    def _check_parameters(self) -> PrecisionSection:
+        if self.parameters == "bf16" and self.amp != "bf16":
+            raise ValueError(
+                'parameters = "bf16" needs amp = "bf16", which gives all inputs of an operation one format'
+            )
+        return self
 
 
 class MemorySection(Section):

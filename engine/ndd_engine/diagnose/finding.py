@@ -85,6 +85,7 @@ CAUSES: dict[str, str] = {
     "evaluation-memory": "evaluations take much memory",
     "checkpoint-memory": "checkpoints take much memory",
     "near-limit": "memory almost full",
+    "out-of-memory": "out of memory",
     "piling-up": "hooks or handlers pile up",
     "retain-graph": "graphs kept without need",
     "repeated-items": "items repeated within an epoch",

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ndd_engine.record.figures import ESTIMATED
 from ndd_engine.text import counted, number, percent, size, span, times
 
 from .data_facts import data_bytes
-from .finding import Change, Finding
+from .finding import Change, Evidence, Finding
 from .view import CLOCK, CONFIG, DEVICE, FLOOR, MODEL, SLOWED, Cost, FindingDraft, View, taken
 
 NVML = "NVML"
@@ -273,11 +274,13 @@ def larger_batches(micro: int, accumulation: int, factor: int) -> Change:
 
 
 def smaller_batches(view: View) -> Change | None:
-    """Halve the micro-batch; None if that is not possible."""
+    """At most half of the micro-batch; None if that is not possible."""
     micro, accumulation = view.whole("batch.micro"), view.whole("batch.accumulation")
-    if micro is None or accumulation is None or micro < 2 or micro % 2:
+    if micro is None or accumulation is None or micro < 2:
         return None
-    sets = (f"batch.micro={micro // 2}", f"batch.accumulation={accumulation * 2}")
+    items = micro * accumulation
+    smaller = next(size for size in range(micro // 2, 0, -1) if items % size == 0)
+    sets = (f"batch.micro={smaller}", f"batch.accumulation={items // smaller}")
     return Change("use smaller micro-batches with the same effective batch", sets)
 
 
@@ -459,6 +462,32 @@ def _format(
         draft.saw(f"the run reaches {percent(mfu)} of the current peak (MFU)", "counted operations")
     draft.change(what, edit)
     return draft.done()
+
+
+# From this part of the time on, a GPU that computes is what limits a step.
+COMPUTES = 0.9
+
+
+def of_this_gpu(view: View) -> tuple[str, Evidence] | None:
+    """(text, evidence): how kernels that limit the steps compare with their estimate for this GPU; None if unknown."""
+    capture = view.kernels
+    if capture is None or capture.busy_ns < COMPUTES * capture.wall_ns:
+        return None
+    found = capture.estimated_ns
+    measured = found.get("measured", 0)
+    if not measured or measured < ESTIMATED * found["kernels"]:
+        return None
+    usual, low, high = (found[name] for name in ("usual", "low", "high"))
+    seen = f"kernels take {span(measured)}; {span(usual)} ({span(low)} to {span(high)}) are estimated from their shapes"
+    if measured <= usual:
+        text = "compute-bound: the kernels are as fast as estimated for this GPU"
+    elif measured <= high:
+        text = f"compute-bound: within {percent(1 - usual / measured)} of what this GPU can do, as estimated"
+    else:
+        text = (
+            f"compute-bound, but the kernels take {times(measured / usual)} as long as estimated for this GPU"
+        )
+    return text, Evidence(seen, TRACE if view.trace is not None else CAPTURE)
 
 
 TRACE = "trace"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import PurePath
 from statistics import median
 from typing import NamedTuple
@@ -10,6 +11,7 @@ from ndd_engine.record.events import Holder, HoldersEvent
 from ndd_engine.record.figures import obeyed
 from ndd_engine.record.snapshot import Curve, Snapshot
 from ndd_engine.text import counted, duration, number, percent, printable, size
+from ndd_watch.holders import OF_GPU, OF_HOST
 
 from .finding import Confidence, Finding
 from .gpu_rules import smaller_batches
@@ -48,6 +50,7 @@ MUCH_BYTES = 100 << 20
 PIECES, PIECES_BYTES = 0.2, 256 << 20
 # Memory is almost full when less than this part of it is free.
 NEARLY = 0.04
+_RAN_OUT = re.compile(rf"out of memory|\bMemoryError\b|{OF_GPU}|{OF_HOST}", re.IGNORECASE)
 
 
 class Growth(NamedTuple):
@@ -547,7 +550,42 @@ def near_limit(view: View) -> Finding | None:
     return draft.done()
 
 
-RULES = (leak, fragmentation, worker_memory, evaluation_memory, checkpoint_memory, near_limit)
+def out_of_memory(view: View) -> Finding | None:
+    """The run has ended because an allocation failed: what needs less memory, the cheapest first."""
+    snapshot, end, memory = view.snapshot, view.snapshot.end, view.snapshot.memory
+    if end is None or end.status != "failed" or not _RAN_OUT.search(end.reason):
+        return None
+    where = "GPU memory" if view.gpu else "memory"
+    draft = FindingDraft(
+        "out-of-memory", f"{where} ran out after {counted(snapshot.step, 'step')}", None, "certain"
+    )
+    draft.saw(printable(end.reason), "the end of the run")
+    if memory is not None and view.gpu:
+        draft.saw(f"at most {size(memory.peak_allocated_bytes)} were in use before", "allocator")
+        if memory.growth_bytes:
+            whole = memory.allocated_bytes + memory.growth_bytes
+            half = f"{size(whole - memory.growth_bytes / 2)} in place of {size(whole)}"
+            draft.saw(f"a step with half of the batch needs about {half}, predicted", "allocator")
+    if view.is_script:
+        draft.change("use smaller batches, and update the parameters after several of them")
+    elif (smaller := smaller_batches(view)) is not None:
+        draft.add(smaller)
+    else:
+        draft.change("the micro-batch is already 1: reduce batch.sequence, or use a smaller model")
+    if " in optimizer" in end.reason and view.get("optimizer.implementation") in ("auto", "foreach"):
+        draft.change("update one parameter after the other", "optimizer.implementation=loop")
+    if view.gpu and (view.get("precision.amp") == "off" or (view.is_script and view.precision == "fp32")):
+        draft.change("use mixed precision, which rounds differently", "precision.amp=bf16")
+    if view.get("memory.budget") is None and not view.get("speed.cuda_graph"):
+        text = "compute activations again in backward, which takes up to a third more time"
+        if view.is_script and not snapshot.step:  # a trial needs steps that this batch lets finish
+            draft.change(f"{text}: call the blocks of the model by torch.utils.checkpoint.checkpoint")
+        else:
+            draft.change(text, "memory.budget=auto")
+    return draft.done()
+
+
+RULES = (leak, fragmentation, worker_memory, evaluation_memory, checkpoint_memory, near_limit, out_of_memory)
 
 
 def steady_growth(

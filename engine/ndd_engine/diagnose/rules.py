@@ -54,13 +54,15 @@ def too_short(view: View) -> Finding | None:
 def healthy(view: View) -> Finding:
     """No bottleneck: the model takes the time. Proposes settings that may still speed it up."""
     model = on_device(view) or view.model
+    limit = gpu_rules.of_this_gpu(view)
+    more, seen_of_gpu = ("", ()) if limit is None else (f"; {limit[0]}", (limit[1],))
     if view.trace is not None and (capture := view.snapshot.kernels) is not None:
         what = "the GPU is busy" if capture.method == "kernels" else "the CPU computes"
         text = f"{what} {percent(capture.busy_ns / capture.wall_ns)} of the time"
         beside = "its kernels" if capture.method == "kernels" else "its operators"
         seen = Evidence(f"little is to be gained outside of {beside}", gpu_rules.TRACE)
-        return Finding("healthy", f"no bottleneck found: {text}", (seen,), "likely")
-    title = f"no bottleneck found: {busy(view)}"
+        return Finding("healthy", f"no bottleneck found: {text}{more}", (seen, *seen_of_gpu), "likely")
+    title = f"no bottleneck found: {busy(view)}{more}"
     ideas = tuple(
         Change(row.idea.text, (f"{key}={row.idea.value}",))
         for key, row in TABLE.items()
@@ -68,7 +70,8 @@ def healthy(view: View) -> Finding:
     )
     if (change := work_rules.channels_last(view)) is not None and not _in_effect(view, "speed.channels_last"):
         ideas = (change, *ideas)
-    return Finding("healthy", title, (taken(model, "forward and backward take"),), "likely", changes=ideas)
+    seen = taken(model, "forward and backward take")
+    return Finding("healthy", title, (seen, *seen_of_gpu), "likely", changes=ideas)
 
 
 def _in_effect(view: View, key: str) -> object:
@@ -294,6 +297,8 @@ def _rank(item: Finding) -> tuple[int, float]:
         return 0, -1.0  # it becomes worse, and what grows takes memory as well
     if item.cause in ("leak", "fragmentation", "worker-memory", "near-limit", "repeated-items"):
         return 0, 0.0
+    if item.cause == "out-of-memory":  # after what has filled it
+        return 0, 1.0
     if item.cause in ("evaluation-memory", "checkpoint-memory"):  # after what costs time
         return 1, 0.0
     if item.cause == "recompile" and item.ceiling is None:  # what was to run compiled runs without

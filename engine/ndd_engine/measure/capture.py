@@ -27,6 +27,7 @@ from torch.profiler import record_function
 
 from ndd_engine.errors import message_of, said, text_of
 from ndd_engine.files import PATIENCE_S, folder_for_parts, replacing
+from ndd_engine.hardware.gpus import match
 from ndd_engine.record.events import PHASES, FunctionsEvent, KernelsEvent, MarkEvent
 from ndd_engine.record.figures import capture_text
 from ndd_engine.text import printable
@@ -286,7 +287,7 @@ class ProfilerCapture:
         model: nn.Module | None = None,
     ) -> None:
         self.begin_ns: int | None = None
-        self._clock, self._model = clock, model
+        self._device, self._clock, self._model = device, clock, model
         self.measured = 0
         self._capture = Capture(torch, device, Looks(torch), graphs, ours=True)
         self._hooks: list[Any] = []
@@ -335,7 +336,11 @@ class ProfilerCapture:
         noted = self._capture.noted(self._clock.names, self.begin_ns, self._clock.changed_ns)
         self.stop()
         noted["lines"] = [(short(file), line, name) for file, line, name in noted["lines"]]
-        return captured(self._trace_events(), Noted.of(noted), step, self.measured)
+        profile = None
+        if self._device.type == "cuda":
+            properties = torch.cuda.get_device_properties(self._device)
+            profile = match(properties.name, properties.total_memory)
+        return captured(self._trace_events(), Noted.of(noted), step, self.measured, profile)
 
     def stop(self) -> None:
         """Stop the profiler, and detach from the clock and the model; safe to call twice."""

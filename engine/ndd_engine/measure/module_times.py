@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from ndd_engine.hardware.gpus import GpuProfile
 from ndd_engine.record.profile_events import KernelsEvent, ModelWork
 from ndd_engine.text import printable
 from ndd_watch.mapped import ANCHOR
@@ -93,8 +94,9 @@ def captured(
     noted: Noted,
     step: int,
     steps: int,
+    profile: GpuProfile | None = None,
 ) -> KernelsEvent:
-    """What was recorded in `steps` steps, after `step` optimizer steps.
+    """What was recorded in `steps` steps, after `step` optimizer steps. profile: of the GPU, None if there is none.
 
     Raises ValueError if the profiler recorded nothing, RuntimeError if its clock cannot be aligned with the other one.
     """
@@ -103,7 +105,7 @@ def captured(
     offset = _offset(anchors, noted.anchors)
     begin, end = noted.begin + offset, noted.end + offset
     marks = [(time + offset, name) for time, name in noted.marks]
-    found = timeline(seen, marks, begin, end, gpu, device)
+    found = timeline(seen, marks, begin, end, gpu, device, profile)
     work = ModelWork()
     if noted.calls:
         watched = Watched(

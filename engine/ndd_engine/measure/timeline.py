@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Any
 
+from ndd_engine.hardware.gpus import GpuProfile
+from ndd_engine.hardware.kernels import Card, fitted
 from ndd_engine.record.event import Kernel
 from ndd_engine.record.figures import (
     COPYING,
@@ -29,6 +31,8 @@ from ndd_engine.record.figures import (
 )
 from ndd_engine.record.profile_events import CaptureTimeline
 from ndd_engine.text import printable
+
+from .recorded_operations import recorded_kernels, whole
 
 # "Disjoint" intervals are sorted, non-empty and do not overlap.
 Interval = tuple[int, int]
@@ -153,53 +157,57 @@ def by_graph(launch: TraceEvent | None) -> bool:
     return launch is not None and launch.name.endswith(_GRAPH)
 
 
-def convolving(seen: Sequence[TraceEvent], launched: dict[int, TraceEvent]) -> Callable[[TraceEvent], bool]:
-    """Whether a kernel computes a convolution: the innermost operator around its launch does.
-
-    Where no operator launched it, as in a CUDA graph, its name decides.
-    """
+def launchers(
+    seen: Sequence[TraceEvent], launched: dict[int, TraceEvent]
+) -> Callable[[TraceEvent], tuple[TraceEvent, ...]]:
+    """Of a kernel, the operators around its launch, the outermost first; () if they are unknown, as in a CUDA graph."""
     operators: dict[int, list[TraceEvent]] = {}
     for item in seen:
         if not item.on_gpu and not item.annotation and not RUNTIME.match(item.name):
             operators.setdefault(item.thread, []).append(item)
-    innermost = {thread: _Innermost(found) for thread, found in operators.items()}
+    running = {thread: _Running(found) for thread, found in operators.items()}
 
-    def convolution(kernel: TraceEvent) -> bool:
+    def around(kernel: TraceEvent) -> tuple[TraceEvent, ...]:
         launch = launched.get(kernel.correlation)
-        if launch is not None and not by_graph(launch) and launch.thread in innermost:
-            name = innermost[launch.thread].at(launch.begin)
-            if name is not None:
-                return bool(_CONVOLVES.search(name))
-        return bool(_CONVOLUTION.search(kernel.name)) and not _NO_CONVOLUTION.search(kernel.name)
+        if launch is None or by_graph(launch) or launch.thread not in running:
+            return ()
+        return running[launch.thread].at(launch.begin)
 
-    return convolution
+    return around
 
 
-class _Innermost:
-    """The innermost operator of a thread at any time."""
+def _convolves(kernel: TraceEvent, around: Sequence[TraceEvent]) -> bool:
+    """Whether a kernel computes a convolution: by the innermost operator, or by its name if there is none."""
+    if around:
+        return bool(_CONVOLVES.search(around[-1].name))
+    return bool(_CONVOLUTION.search(kernel.name)) and not _NO_CONVOLUTION.search(kernel.name)
+
+
+class _Running:
+    """The operators of a thread that run at any time, the outermost first."""
 
     def __init__(self, operators: list[TraceEvent]) -> None:
         self._times: list[int] = []
-        self._names: list[str | None] = []
-        running: list[TraceEvent] = []
+        self._found: list[tuple[TraceEvent, ...]] = []
+        running: tuple[TraceEvent, ...] = ()
         for item in sorted(operators, key=lambda item: (item.begin, -item.end)):
-            self._ended(running, item.begin)
-            running.append(item)
-            self._mark(item.begin, item.name)
+            running = (*self._ended(running, item.begin), item)
+            self._mark(item.begin, running)
         self._ended(running, None)
 
-    def _ended(self, running: list[TraceEvent], time: int | None) -> None:
+    def _ended(self, running: tuple[TraceEvent, ...], time: int | None) -> tuple[TraceEvent, ...]:
         while running and (time is None or running[-1].end <= time):
-            end = running.pop().end
-            self._mark(end, running[-1].name if running else None)
+            self._mark(running[-1].end, running[:-1])
+            running = running[:-1]
+        return running
 
-    def _mark(self, time: int, name: str | None) -> None:
+    def _mark(self, time: int, running: tuple[TraceEvent, ...]) -> None:
         self._times.append(time)
-        self._names.append(name)
+        self._found.append(running)
 
-    def at(self, time: int) -> str | None:
+    def at(self, time: int) -> tuple[TraceEvent, ...]:
         place = bisect_right(self._times, time) - 1
-        return self._names[place] if place >= 0 else None
+        return self._found[place] if place >= 0 else ()
 
 
 # (begin, end, label)
@@ -244,11 +252,13 @@ def timeline(
     end: int,
     gpu: bool,
     device: int | None = None,
+    profile: GpuProfile | None = None,
 ) -> CaptureTimeline:
     """Busy and idle time between `begin` and `end`.
 
     marks: (time, phase that begins) in order on the profiler's clock, the first one at or before `begin`. device: index
-    of the GPU, None for all GPUs together. Raises ValueError if there is no kernel, copy or operator.
+    of the GPU, None for all GPUs together. profile: of this GPU, to estimate its kernels.
+    Raises ValueError if there is no kernel, copy or operator.
     """
     phases = spans(marks, begin, end)
     computing = [(low, high) for low, high, name in phases if gpu or _base(name) not in _NOT_COMPUTING]
@@ -266,7 +276,7 @@ def timeline(
     kernels = [item for item in work if not is_transfer(item)]
     computed = [item for item in kernels if not is_collective(item.name)]
     exchanging = _union_of((item for item in kernels if is_collective(item.name)), begin, end)
-    convolution = convolving(seen, launched)
+    around = launchers(seen, launched)
     queued = _queued(idle, work, launched)
     waits = _waits(seen)
     found, waited, after = _causes(
@@ -284,14 +294,42 @@ def timeline(
         collective_ns=total(exchanging),
         exposed_ns=_alone(exchanging, computed, begin, end),
         convolution_ns=sum(
-            min(item.end, end) - max(item.begin, begin) for item in computed if convolution(item)
+            min(item.end, end) - max(item.begin, begin) for item in computed if _convolves(item, around(item))
         ),
         exposed_copy_ns=_alone(copying, kernels, begin, end),
         queued=_summed((kind, high - low) for (low, high), kind in queued.items()),
         waits=_idle_in(waits, waited),
         after_waits_ns=after,
         products_ns=_products(computed, begin, end),
+        estimated_ns={} if profile is None else _estimated(computed, around, Card(profile)),
     )
+
+
+def _estimated(
+    computed: Sequence[TraceEvent], around: Callable[[TraceEvent], tuple[TraceEvent, ...]], card: Card
+) -> dict[str, int]:
+    """See `estimated_ns` of record.events.KernelsEvent."""
+    by_operator: dict[tuple[int, int, str], tuple[TraceEvent, list[TraceEvent]]] = {}
+    for kernel in computed:
+        found = around(kernel)
+        if found:
+            item = next((one for one in found if whole(one.name)), found[-1])
+            key = item.thread, item.begin, item.name
+            by_operator.setdefault(key, (item, []))[1].append(kernel)
+    measured, estimated = 0, 0.0
+    for item, kernels in by_operator.values():
+        rounds = any(_ROUNDS.search(kernel.name) for kernel in kernels)
+        if known := recorded_kernels(item.name, item.given, rounds):
+            measured += sum(kernel.end - kernel.begin for kernel in kernels)
+            estimated += sum(map(card.seconds, known))
+    if not measured:
+        return {}
+    usual, error = round(estimated * 1e9), 1 + fitted().p90_error
+    kernels_ns = sum(kernel.end - kernel.begin for kernel in computed)
+    return {
+        "kernels": kernels_ns, "measured": measured, "usual": usual, "low": round(usual / error),
+        "high": round(usual * error),
+    }  # fmt: skip
 
 
 def _products(computed: Sequence[TraceEvent], begin: int, end: int) -> dict[str, int]:

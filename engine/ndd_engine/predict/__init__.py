@@ -5,7 +5,6 @@ estimate       the allocations of a step, fitted through two recordings; peak me
 step_probes    records and times real steps, on the CPU or a GPU
 fakes          traces for a GPU that is not in this machine, from fake tensors: allocations and operations
 loops          such traces at other sizes, and with loops of any length
-kernels        how long an operation takes on a GPU, from its shapes and the GPU's specifications
 launches       step time of a GPU that is not there: host and GPU as two timelines
 absent         memory and time on a GPU that is not in this machine
 rank_memory    one rank of several in a single process

@@ -15,22 +15,23 @@ from functools import cached_property
 from statistics import fmean, median
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ndd_engine.config import Config
-from ndd_engine.hardware.gpus import GpuProfile
+from ndd_engine.hardware.gpus import GpuProfile, load
+from ndd_engine.hardware.kernels import Card, Op
 from ndd_engine.text import counted
 from ndd_engine.workloads.base import Workload, item_count
 from ndd_engine.workloads.interface import facts
 from ndd_watch import recompute
 from ndd_watch.windows import Account, Blocks, CallTree, blocks_of
 
-from .budget import Way
+from .budget import IN_BF16, ROUNDED_AWAY, ROUNDS, Way, kept_in_bf16
 from .estimate import Family, ItemCounts, Memory, at, fit
-from .fakes import TooLongError, Traced, traced
-from .kernels import Card, Op
-from .launches import StepEstimate, step_estimate
+from .fakes import Follow, TooLongError, Traced, traced
+from .launches import StepEstimate, issues, step_estimate
 from .other_sizes import LENGTHS, OPS, repeated, repeated_traces, scaled
 from .step_probes import alike, caveat, departs, endless, extremes, items_of, longest_first, sizes
 
@@ -45,6 +46,8 @@ CONTEXT_BYTES = 667 << 20
 _BATCHES = 8
 # Seconds to time the creation of batches of one size.
 _DATA_S = 0.15
+# Layers of the model that times launches: fewer kernels than a GPU queues. Its passes; the first quarter is left out.
+_LAYERS, _LAUNCHED = 16, 20
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,8 @@ class ShapeTracer:
         tracer._sizes = self._sizes[:2]  # a third one has confirmed the plain steps
         return tracer
 
-    def blocks(self) -> tuple[str, ...]:
-        """The largest blocks that can compute again, in the order of their calls."""
+    def blocks(self) -> list[tuple[str, ...]]:
+        """Blocks that can compute again, in the order of their calls: the largest, then smaller ones instead."""
         found: list[Blocks] = []
 
         @contextmanager
@@ -169,32 +172,35 @@ class ShapeTracer:
         if self._loop is not None:
             batch = self._loop.cut(batch, LENGTHS[0])
         traced(self.config, self.workload, batch, watch=watch)
-        largest = found[0].containers[0] if found[0].containers else ()
-        within = tuple(f"{name}." for name in largest)
-        order = [*largest, *(name for name in found[0].names if not name.startswith(within))]
-        return tuple(order) if within else found[0].names
+        every = []
+        for containers in found[0].containers:
+            within = tuple(f"{name}." for name in containers)
+            every.append((*containers, *(name for name in found[0].names if not name.startswith(within))))
+        return [*every, found[0].names]
 
     def within(
         self, limit_bytes: int, added_bytes: int, source: str
     ) -> tuple[ShapeTracer, Memory, int, int] | None:
         """(with the fewest blocks that compute again so that the configured batch fits, its memory, how many, of how
         many); None if it does not fit with all of them."""
-        names, batch = self.blocks(), self.config.batch
+        batch = self.config.batch
 
-        def fitting(count: int) -> tuple[ShapeTracer, Memory] | None:
+        def fitting(names: tuple[str, ...], count: int) -> tuple[ShapeTracer, Memory] | None:
             self.tell(f"tracing a step with {counted(count, 'block')} computed again")
             tracer = self.recomputed(dict.fromkeys(names[:count], recompute.ALL))
             memory = tracer.memory(source, check=False)
             fit = memory.fit(batch.micro, batch.accumulation, limit_bytes, added_bytes)
             return (tracer, memory) if fit.fits and not fit.retries else None
 
-        below, above = 0, len(names)
-        best = fitting(above) if names else None
+        # A large block has all of its activations at once while it computes again; smaller ones need more of them.
+        tried = ((names, fitting(names, len(names))) for names in self.blocks() if names)
+        names, best = next(((names, one) for names, one in tried if one is not None), ((), None))
         if best is None:
             return None
+        below, above = 0, len(names)
         while above - below > 1:
             middle = (above + below) // 2
-            if (found := fitting(middle)) is not None:
+            if (found := fitting(names, middle)) is not None:
                 best, above = found, middle
             else:
                 below = middle
@@ -238,7 +244,11 @@ class ShapeTracer:
         self.tell("estimating the time of a step")
         config = self.config
         return step_estimate(
-            [(micro, of(micro)) for micro in points], whole, Card(gpu), config.precision.tf32
+            [(micro, of(micro)) for micro in points],
+            whole,
+            Card(gpu),
+            config.precision.tf32,
+            launch_cost(torch.device("cuda")) if torch.cuda.is_available() else None,
         )
 
     def _ops_of(self, micro: int) -> Sequence[Op]:
@@ -280,6 +290,31 @@ class ShapeTracer:
         return [(micro, at(micro, pair, times)) for micro in micros]
 
 
+def launch_cost(device: torch.device) -> float:
+    """How many times as long as a fast host this one takes to launch an operation on a device.
+
+    Measured with a small model: forward and backward of tiny tensors, until all is launched.
+    """
+    with torch.random.fork_rng(devices=[]):
+        layers = (nn.Sequential(nn.Linear(32, 32), nn.LayerNorm(32), nn.GELU()) for _ in range(_LAYERS))
+        model, x = nn.Sequential(*layers), torch.zeros(4, 32)
+    with Follow() as follow:
+        follow.enter("forward")
+        loss = model(x).sum()
+        follow.enter("backward")
+        loss.backward()
+    fast_s = sum(issue.host_s for issue in issues(follow.ops, Card(load()[0]), tf32=False))
+    model, x = model.to(device), x.to(device)
+    times = []
+    for _ in range(_LAUNCHED):
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        begin = time.perf_counter()
+        model(x).sum().backward()
+        times.append(time.perf_counter() - begin)
+    return median(times[len(times) // 4 :]) / fast_s
+
+
 def ways_elsewhere(
     tracer: ShapeTracer,
     memory: Memory,
@@ -307,17 +342,22 @@ def ways_elsewhere(
         micro, times = nearest
         sets = f"batch.micro={micro}", f"batch.accumulation={times}"
         found.append(Way(sets, memory.peak(micro, times) + added_bytes, step_s(tracer, micro, times)))
-    if config.precision.amp == "off" and gpu.peak_tflops("bf16"):
-        other = ShapeTracer(
-            config.changed(precision={"amp": "bf16"}), tracer.workload, tracer.tell, tracer.leaves
-        )
-        fit = other.memory(memory.source, check=False).fit(
-            batch.micro, batch.accumulation, limit_bytes, added_bytes
-        )
+
+    def in_format(precision: dict[str, str], note: str) -> Iterator[Way]:
+        other = ShapeTracer(config.changed(precision=precision), tracer.workload, tracer.tell, tracer.leaves)
+        needs = other.memory(memory.source, check=False)
+        fit = needs.fit(batch.micro, batch.accumulation, limit_bytes, added_bytes)
         if fit.fits and not fit.retries:
-            took = step_s(other, batch.micro, batch.accumulation)
-            note = "bf16 rounds differently: compare the losses"
-            found.append(Way(("precision.amp=bf16",), fit.peak_bytes, took, note))
+            names = (f"precision.{name}" for name in precision)
+            sets = tuple(f"{name}=bf16" for name in names if config.value(name) != "bf16")
+            yield Way(sets, fit.peak_bytes, step_s(other, batch.micro, batch.accumulation), note)
+
+    if config.precision.amp != "fp16" and gpu.peak_tflops("bf16"):
+        if config.precision.amp == "off":
+            found += in_format({"amp": "bf16"}, ROUNDS)
+        if config.precision.parameters == "fp32":
+            with kept_in_bf16(tracer.workload.model):
+                found += in_format(IN_BF16, ROUNDED_AWAY)
     return sorted(found, key=lambda way: way.step_s or math.inf)
 
 

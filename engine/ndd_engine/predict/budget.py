@@ -14,6 +14,8 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from torch import nn
+
 from ndd_engine.errors import said
 from ndd_engine.hardware.gpus import detect_host
 from ndd_engine.measure.memory import is_out_of_memory
@@ -21,6 +23,7 @@ from ndd_engine.text import counted, size
 from ndd_engine.train.checkpoint_state import kept_buffers, kept_random
 from ndd_engine.train.rehearsal import kept_training, time_micro
 from ndd_engine.train.step.stepper import Stepper
+from ndd_engine.workloads.base import keep_in_bf16
 from ndd_watch import recompute
 from ndd_watch.clock import no_phase
 from ndd_watch.windows import (
@@ -47,6 +50,10 @@ COST_STEPS, TURNS = 3, 3
 # Nanoseconds for one plan in one turn.
 TURN_NS = 200_000_000
 # Kinds of plans: which levels they may use.
+IN_BF16 = {"amp": "bf16", "parameters": "bf16"}
+# What the precision of a way means.
+ROUNDS = "bf16 rounds differently: compare the losses"
+ROUNDED_AWAY = "parameters in bf16, in which small updates are rounded away: compare the losses"
 _KINDS = (
     frozenset({recompute.ALL}),
     frozenset({recompute.CHEAP}),
@@ -362,20 +369,49 @@ def ways_to_fit(
         sets = f"batch.micro={micro}", f"batch.accumulation={times}"
         step_s = time.step_s(micro, times, config.loader.workers)
         found.append(Way(sets, memory.peak(micro, times) + added_bytes, step_s))
-    others: list[tuple[str, Any, str]] = [("optimizer.implementation", "loop", "")]
-    if config.precision.amp == "off" and (on_gpu or detect_host().bf16_units):
-        others.append(("precision.amp", "bf16", "bf16 rounds differently: compare the losses"))
-    for key, value, note in others:
-        section, name = key.split(".")
-        if config.value(key) == value:
-            continue
-        other = prober.with_config(config.changed(**{section: {name: value}}))
-        fit = other.memory(memory.outside_bytes).fit(
-            batch.micro, batch.accumulation, budget_bytes, added_bytes
+    others: list[tuple[str, str, str]] = [("optimizer", "implementation", "loop")]
+    bf16 = on_gpu or bool(detect_host().bf16_units)
+    if config.precision.amp == "off" and bf16:
+        others.append(("precision", "amp", "bf16"))
+    for section, name, value in others:
+        if config.value(f"{section}.{name}") != value:
+            other = prober.with_config(config.changed(**{section: {name: value}}))
+            note = ROUNDS if section == "precision" else ""
+            found += _fitting_way(
+                other, (f"{section}.{name}={value}",), note, memory, budget_bytes, added_bytes
+            )
+    if config.precision.parameters == "fp32" and config.precision.amp != "fp16" and bf16:
+        other = prober.with_config(config.changed(precision=IN_BF16))
+        changed = tuple(
+            f"precision.{name}={value}"
+            for name, value in IN_BF16.items()
+            if config.value(f"precision.{name}") != value
         )
-        if fit.fits and not fit.retries:
-            found.append(Way((f"{key}={value}",), fit.peak_bytes, _step_s(other), note))
+        with kept_in_bf16(prober.workload.model):
+            found += _fitting_way(other, changed, ROUNDED_AWAY, memory, budget_bytes, added_bytes)
     return sorted(found, key=lambda way: float("inf") if way.step_s is None else way.step_s)
+
+
+def _fitting_way(
+    other: Prober, sets: tuple[str, ...], note: str, plain: Memory, budget_bytes: int, added_bytes: int
+) -> list[Way]:
+    """The way to the configuration of another prober, if that fits."""
+    batch = other.config.batch
+    fit = other.memory(plain.outside_bytes).fit(batch.micro, batch.accumulation, budget_bytes, added_bytes)
+    return [Way(sets, fit.peak_bytes, _step_s(other), note)] if fit.fits and not fit.retries else []
+
+
+@contextmanager
+def kept_in_bf16(model: nn.Module) -> Iterator[None]:
+    """Within it, parameters are in bf16; afterwards they are as before."""
+    before = [parameter.data for parameter in model.parameters()]
+    keep_in_bf16(model)
+    try:
+        yield
+    finally:
+        for parameter, data in zip(model.parameters(), before, strict=True):
+            parameter.grad = None
+            parameter.data = data
 
 
 def _step_s(prober: Prober) -> float | None:

@@ -31,13 +31,13 @@ from torch.utils._pytree import tree_iter, tree_map, tree_map_only
 
 from ndd_engine.config import Config
 from ndd_engine.errors import UsageError
+from ndd_engine.hardware.kernels import RECURRENT, RECURRENT_BACKWARD, Op, Shape
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import Workload
 from ndd_watch import recompute
 from ndd_watch.clock import PhaseClock
 
 from .estimate import FREED, MANY, ONE, Trace
-from .kernels import RECURRENT, RECURRENT_BACKWARD, Op, Shape
 from .rank_memory import is_sharded, strategy_for_fakes
 
 aten = torch.ops.aten

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
+from ndd_engine.hardware.kernels import Card, Op, fitted, kernels_of
+
 from .estimate import StepTime, TimedBatch, at
-from .kernels import Card, Op, fitted, kernels_of
 
 Decides = Literal["host", "GPU", "data", "host or GPU"]
 # The slower of host and GPU decides alone if the other needs less than this share of its time.
@@ -109,14 +110,25 @@ def _with_data(time: StepTime, data_s: dict[int, float]) -> StepTime:
     return replace(time, points=points)
 
 
+# A host whose launches were timed takes up to this many times as long, or as short, for another model.
+TIMED_RANGE = 1.2
+
+
 def step_estimate(
-    micros: Sequence[tuple[int, Sequence[Op]]], update: Sequence[Op], card: Card, tf32: bool
+    micros: Sequence[tuple[int, Sequence[Op]]],
+    update: Sequence[Op],
+    card: Card,
+    tf32: bool,
+    slower: float | None = None,
 ) -> StepEstimate:
     """The estimate of micro-batches of these sizes, from the operations of each. update: the operations of the update.
 
+    slower: how many times as long as a fast host this one takes for a launch; None if unknown.
     The GPU's part of a range is widened by the error that 90 % of the programs left out of the fit stay below.
     """
-    hosts = fitted().host["slower"]
+    hosts = (
+        fitted().host["slower"] if slower is None else (slower / TIMED_RANGE, slower, slower * TIMED_RANGE)
+    )
     error = 1 + fitted().p90_error
     plans = [(micro, issues(ops, card, tf32)) for micro, ops in micros]
     closing = issues(update, card, tf32)

@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from ndd_engine.hardware.kernels import Op, Shape
+
 from .estimate import FREED, Trace, common_start
-from .kernels import Op, Shape
 
 Item = TypeVar("Item")
 # Steps of a loop in the two traces.

@@ -38,6 +38,7 @@ class Opened:
     the number is unknown. lengths: tokens per sampled item, ascending, if they vary. not_shared: why several ranks
     cannot train it, or "". threads: intra-op threads of the measurements, 0 if unknown; those of the configuration,
     unless others are `faster`. by_threads: fastest seconds of a micro-batch by number of threads, if two were compared.
+    normalises: whether the model normalises over the items of a batch, and cannot train on a single one.
     """
 
     device: str
@@ -63,6 +64,7 @@ class Opened:
     threads: int = 0
     faster: bool = False
     by_threads: list[tuple[int, float]] = field(default_factory=list)
+    normalises: bool = True
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ class ProbeProcess(ChildServer):
         self._opened: Opened | None = None
         # The latest workload that was prepared for its shapes, the configuration without its precision, and how long
         # its batches take.
-        self._shaped: tuple[Config, Any] | None = None
+        self._shaped: tuple[dict[str, Any], Any] | None = None
         self._data_s: list[tuple[int, float]] | None = None
         # What the steps of the latest model loop over.
         self._leaves: tuple[tuple[int, int], ...] = ()
@@ -169,6 +171,7 @@ class ProbeProcess(ChildServer):
             items=items_of(workload),
             setup_s=setup_s,
             lengths=lengths(workload),
+            normalises=_normalises(workload.model),
             not_shared=why_not(config.changed(parallel={"ranks": 2, "strategy": "ddp"}), workload.training)
             or "",
             threads=torch.get_num_threads(),
@@ -244,16 +247,17 @@ class ProbeProcess(ChildServer):
             items=items,
             setup_s=0.0,
             lengths=lengths(workload),
+            normalises=_normalises(workload.model),
             not_shared=why_not(ranks, workload.training) or "",
         )
 
     def _prepared(self, draft: Draft) -> Any:
-        """The workload with the least data; the latest one again, if only the precision differs."""
+        """The workload with the least data; the latest one again, if only precision or memory budget differ."""
         from ndd_engine.train.prepare import seed
         from ndd_engine.workloads.factory_data import prepare
 
         config = draft.resolve(shapes=True)
-        key = config.changed(precision={"amp": "off"})
+        key = config.model_dump(exclude={"precision": {"amp"}, "memory": True})
         if self._shaped is None or self._shaped[0] != key:
             self.pipe.tell("reading the data")
             seed(config.run.seed)
@@ -342,6 +346,12 @@ def _again(count: int, blocks: int) -> str:
 def other_is_faster(present: list[float], other: list[float]) -> bool:
     """Whether each time of the other number of threads is clearly shorter than all of the present one."""
     return bool(present and other) and max(other) * CLEARLY < min(present)
+
+
+def _normalises(model: Any) -> bool:
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return any(isinstance(module, _BatchNorm) for module in model.modules())
 
 
 def _weights(workload: Any) -> int:

@@ -556,7 +556,9 @@ def endless(workload: Workload, config: Config, micro: int, as_kept: bool = Fals
     if as_kept and config.loader.cache and not workload.epochs_differ:
         few = min(KEPT_BATCHES * micro, len(cast("Any", workload.train_data)))
         data = Subset(workload.train_data, range(few))
-        batches = Batches(data, config.changed(loader={**ALONE, "cache": True}), workload.collate)
+        batches = Batches(
+            data, config.changed(loader={**ALONE, "cache": True}), workload.collate, resumes=False
+        )
     else:
         batches = probe_batches(workload, config)
     if isinstance(batches.own_order, StreamOrder):

@@ -442,6 +442,23 @@ def throughput(work: WorkEvent | None, step_ns: float | None) -> Throughput:
     )
 
 
+# Estimates of a capture say something of a step if at least this part of its kernels have one.
+ESTIMATED = 0.8
+
+
+def estimated_rate(snapshot: Snapshot) -> tuple[float, float] | None:
+    """(least, most) items a second of a GPU that always computes, as its kernels are estimated; None if unknown."""
+    found, items_per_s, step_ns = snapshot.kernels, snapshot.items_per_s, snapshot.step_ns
+    if found is None or not found.steps or not found.busy_ns or not items_per_s or not step_ns:
+        return None
+    kernels = found.estimated_ns
+    measured = kernels.get("measured", 0)
+    if not measured or measured < ESTIMATED * kernels["kernels"]:
+        return None
+    items = items_per_s * step_ns * found.steps / found.busy_ns
+    return items * measured / kernels["high"], items * measured / kernels["low"]
+
+
 def figures(snapshot: Snapshot) -> Json:
     """The measured and derived figures of a run as JSON; units are in the names, null is unknown."""
     found = snapshot.throughput
@@ -450,6 +467,7 @@ def figures(snapshot: Snapshot) -> Json:
         "micro_steps_per_step": snapshot.micro_steps,
         "steps_per_s": snapshot.steps_per_s,
         "items_per_s": snapshot.items_per_s,
+        "estimated_items_per_s": estimated_rate(snapshot),
         "tokens_per_s": snapshot.tokens_per_s,
         "epoch_s": snapshot.epoch_s,
         "evaluation_s": snapshot.left.evaluation_s,

@@ -43,6 +43,7 @@ class CaptureTimeline:
     waits: list[Kernel] = field(default_factory=list)
     after_waits_ns: Count = 0
     products_ns: dict[str, Count] = field(default_factory=dict)
+    estimated_ns: dict[str, Count] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class KernelsEvent(ModelWork, CaptureTimeline, Event):
     "before a CUDA graph". waits: what waits for the GPU on the host, [call, idle nanoseconds inside, calls] each.
     after_waits_ns: part of the launch gaps that follows such a wait and is no longer than it.
     products_ns: total duration of the kernels that multiply fp32 matrices: by "fp32", or "tf32" on tensor cores.
+    estimated_ns: total duration of all "kernels"; of those whose operators have shapes, "measured" and as it is
+    estimated for this GPU: "usual", and its range "low" to "high". {} without a profile of the GPU.
     """
 
     type: ClassVar[str] = "kernels"

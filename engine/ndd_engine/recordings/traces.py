@@ -12,6 +12,7 @@ from typing import Any
 
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.errors import UsageError
+from ndd_engine.hardware.gpus import match
 from ndd_engine.measure.timeline import (
     RUNTIME,
     Interval,
@@ -263,10 +264,11 @@ def examine(path: Path, whole: bool = False) -> TraceUse:
     devices = []
     for index in trace.devices or (None,):
         try:
-            found = timeline(trace.events, marks, begin, end, index is not None, index)
+            name = trace.names.get(index, "") if index is not None else "CPU"
+            profile = None if index is None else match(name, None)
+            found = timeline(trace.events, marks, begin, end, index is not None, index, profile)
         except ValueError:
             continue  # this GPU only worked outside of the steps
-        name = trace.names.get(index, "") if index is not None else "CPU"
         if index is None and trace.unseen:
             name = "CPU alone: the accelerator is not in these figures"
         devices.append(DeviceUse(index, name, found))

@@ -17,7 +17,7 @@ import psutil
 from ndd_engine.diagnose.view import COLLECT
 from ndd_engine.errors import UsageError, error_text
 from ndd_engine.hardware.detect import trained_on
-from ndd_engine.hardware.gpus import Gpu, Machine
+from ndd_engine.hardware.gpus import Gpu, GpuProfile, Machine
 from ndd_engine.measure.memory import placed
 from ndd_engine.measure.module_times import Noted, captured
 from ndd_engine.measure.process_watch import ProcessWatch, untold
@@ -69,10 +69,12 @@ class RunCaptures:
     def __init__(self, directory: RunDir) -> None:
         self._directory = directory
 
-    def taken(self, mark: MarkEvent, rank: int | None = None) -> Iterator[Event]:
+    def taken(
+        self, mark: MarkEvent, rank: int | None = None, profile: GpuProfile | None = None
+    ) -> Iterator[Event]:
         """The process has taken a capture, and tells its file. Raises ValueError for another place.
 
-        rank: of a process that is not the leading one; its trace is only kept.
+        rank: of a process that is not the leading one; its trace is only kept. profile: of its GPU.
         """
         step, name = mark.step, str(mark.data["trace"])
         if name != Path(name).name:
@@ -83,7 +85,7 @@ class RunCaptures:
                 made.replace(kept.with_name(f"{kept.stem}.rank-{rank}{kept.suffix}"))
             return
         try:
-            event = folded(made, step, int(mark.data["steps"]))
+            event = folded(made, step, int(mark.data["steps"]), profile)
             made.replace(kept)
         except (UsageError, OSError, ValueError, RuntimeError, KeyError, TypeError, IndexError) as error:
             with contextlib.suppress(OSError):
@@ -95,15 +97,15 @@ class RunCaptures:
         yield MarkEvent("note", step, capture_text(event))
 
 
-def folded(path: Path, step: int, steps: int) -> KernelsEvent:
-    """The event of a trace that an observed process has written.
+def folded(path: Path, step: int, steps: int, profile: GpuProfile | None = None) -> KernelsEvent:
+    """The event of a trace that an observed process has written. profile: of its GPU, if there is one.
 
     Raises UsageError, and ValueError, RuntimeError, KeyError, TypeError or IndexError for what is no such trace.
     """
     if path.stat().st_size > LONGEST:
         raise ValueError("its trace is too long to be read")
     trace = read_trace(path)
-    return captured(trace.events, Noted.of(trace.noted), step, steps)
+    return captured(trace.events, Noted.of(trace.noted), step, steps, profile)
 
 
 def _failed(step: int, reason: str) -> MarkEvent:
@@ -474,7 +476,9 @@ class Follower:
                 self._over.append(f"{told.text}; what came later is not in these figures")
             self._put(told)
         elif "trace" in data:
-            for one in self._captures.taken(event, None if leads else self._ranks.rank_of(name)):
+            gpu = self._trained[name].gpu if name in self._trained else None
+            profile = None if gpu is None else gpu.profile
+            for one in self._captures.taken(event, None if leads else self._ranks.rank_of(name), profile):
                 self._put(one)
         elif leads:
             self._put(event)

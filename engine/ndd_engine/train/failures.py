@@ -101,7 +101,7 @@ def unprepared(error: BaseException, stage: str) -> str:
 def out_of_memory(
     error: BaseException, place: str, config: Config, device: torch.device, stepper: Stepper | None
 ) -> str:
-    """The message: what filled the memory, and the next smaller micro-batch with the same effective batch."""
+    """The message: what was asked for, and what filled the memory."""
     found = _ASKED.search(str(error))
     asked = re.sub("([KMGT])B", r"\1iB", found[1].replace("bytes", "B")) if found else None
     if asked and asked.endswith(" B"):
@@ -114,7 +114,7 @@ def out_of_memory(
         parts.append("filled by " + ", ".join(filled))
     if snapshot := memory_history.out_of_memory(error):
         parts.append(snapshot)
-    return "; ".join((*parts, less_memory(config)))
+    return "; ".join(parts)
 
 
 def less_memory(config: Config) -> str:

@@ -618,4 +618,6 @@ def probe_batches(workload: Workload, config: Config) -> Batches:
     order = None
     if isinstance(workload.train_data, Stream) and workload.order is not None:
         order = replace(workload.order, batch_size=None)  # of any size, also if its items are batches
-    return Batches(workload.train_data, config, workload.collate, workload.epochs_differ, order=order)
+    return Batches(
+        workload.train_data, config, workload.collate, workload.epochs_differ, order=order, resumes=False
+    )

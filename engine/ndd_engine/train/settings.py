@@ -110,6 +110,10 @@ class VerifiedSettings:
                 'call train.backward(loss), or set precision.amp = "bf16" or "off"'
             )
         self._check("precision.amp", applied, how, effect)
+        if self.config.precision.parameters != "fp32":
+            formats = {item.dtype for item in self.stepper.parameters if item.is_floating_point()}
+            kept = formats == {torch.bfloat16}
+            self._check("precision.parameters", "bf16" if kept else "fp32", "read back from the parameters")
         self._clipping()
         rounds, how = False, NO_GPU
         if self._gpu:

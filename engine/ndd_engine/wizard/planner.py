@@ -157,6 +157,7 @@ class Planner:
         self._spec = spec_of(answers.config, answers.workload, sets)
         self._spec["gpu"] = None if gpu is None else gpu.slug
         tier: tuple[str, ...] = ()
+        known = draft.sizes
         if gpu is not None and draft.size == "auto":
             tier = tier_of(draft, draft.auto["gpu_size"], gpu.memory_gb)
         opening = {"do": "open", **self._spec, "sets": [*self._spec["sets"], *tier]}
@@ -164,6 +165,8 @@ class Planner:
         if draft.size == "auto":  # the batch depends on the GPU as well
             memory_gb = opened.memory_gb if gpu is None else gpu.memory_gb
             config, tier = draft.resolve(opened.size, memory_gb), tier_of(draft, opened.size, memory_gb)
+            # For a small GPU it may be the model of another size.
+            known = tuple(name for name in known if not _is_of_size(config, draft, opened.size, name))
         else:
             config = draft.resolve()
         if opened.size is not None:  # chosen once, because the process may be restarted
@@ -192,7 +195,7 @@ class Planner:
             gpu,
             usable,
             tuple(sizes),
-            draft.sizes,
+            known,
             amps,
             tuple(notes),
             ranks.count,
@@ -342,6 +345,13 @@ def tier_of(draft: Draft, size: str | None, memory_gb: float | None) -> tuple[st
     return tuple(f"{key}={new}" for key, (_, new) in changed if key.startswith("workload."))
 
 
+def _is_of_size(config: Config, draft: Draft, size: str | None, other: str) -> bool:
+    """Whether the configuration, of one size, already has all that another size would change in the model."""
+    changed = differences(draft.resolve(size), draft.resolve(other)).items()
+    model = {key: new for key, (_, new) in changed if key.startswith("workload.") and key != "workload.size"}
+    return bool(model) and all(config.value(key) == new for key, new in model.items())
+
+
 def _alike(one: ProbedModel, other: ProbedModel) -> bool:
     """Whether both models have the same steps, as those of a factory that does not use the sequence."""
     if one.memory is None or other.memory is None or one.model.amp != other.model.amp:
@@ -420,13 +430,14 @@ def proposals(situation: Situation, answers: Answers, found: ProbedModel) -> lis
 
     per_epoch = None if opened.train_items is None else round(opened.train_items * found.data_share)
     most = most_items(opened) if per_epoch is None else per_epoch
-    grid = batches(config, hold, most)
+    single = not opened.normalises and not fits(2)
+    grid = batches(config, hold, most, single)
     threads = opened.threads if opened.faster else opened.chosen_threads
     rows = []
     chosen = worth_a_row(grid, config.batch.micro, fits, hold is None)
     if hold is None:  # smaller micro-batches may also keep the effective batch
         kept_batch = max(config.items_per_step // layout.ranks, 1)
-        held = batches(config, kept_batch, most)
+        held = batches(config, kept_batch, most, single)
         chosen += [one for one in worth_a_row(held, config.batch.micro, fits, False) if one not in chosen]
     given = given_sets(situation, answers)
     mine = (

@@ -229,16 +229,18 @@ def sequences(now: int, minimum: int | None) -> list[int]:
     return [*found, minimum]
 
 
-def batches(config: Config, hold: int | None, most: int) -> list[Batch]:
+def batches(config: Config, hold: int | None, most: int, single: bool = False) -> list[Batch]:
     """Micro-batches up to `most`, each with the accumulation that keeps the effective batch `hold`.
 
-    hold None: any effective batch, without accumulation.
+    hold None: any effective batch, without accumulation. single: also of one item, which batch normalisation cannot
+    train on; otherwise only if it is configured.
     """
+    single = single or config.batch.micro == 1
     if hold is None:
         grid = sorted({*_steps(min(most, LARGEST_MICRO)), min(config.batch.micro, most)})
-        return [Batch(micro, 1) for micro in _more_than_one(config, grid)]
+        return [Batch(micro, 1) for micro in _more_than_one(grid, single)]
     micros = [micro for micro in range(1, min(hold, most) + 1) if hold % micro == 0]
-    return [Batch(micro, hold // micro) for micro in _more_than_one(config, micros)]
+    return [Batch(micro, hold // micro) for micro in _more_than_one(micros, single)]
 
 
 def worth_a_row(found: Sequence[Batch], now: int, fits: Callable[[int], bool], free: bool) -> list[Batch]:
@@ -262,9 +264,8 @@ def worth_a_row(found: Sequence[Batch], now: int, fits: Callable[[int], bool], f
     return [*fitting, *rest]
 
 
-def _more_than_one(config: Config, micros: list[int]) -> list[int]:
-    """Remove micro-batch 1, which batch normalisation cannot train on, unless it is configured."""
-    return micros if config.batch.micro == 1 else [micro for micro in micros if micro > 1] or micros
+def _more_than_one(micros: list[int], single: bool) -> list[int]:
+    return micros if single else [micro for micro in micros if micro > 1] or micros
 
 
 def _steps(most: int) -> Iterable[int]:

@@ -476,6 +476,13 @@ def seed_all(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
+def keep_in_bf16(model: nn.Module) -> None:
+    """Keep the fp32 parameters of a model in bf16; buffers stay as they are. Optimizers may have the parameters."""
+    for parameter in model.parameters():
+        if parameter.dtype == torch.float32:
+            parameter.data = parameter.data.to(torch.bfloat16)
+
+
 def parameter_count(model: nn.Module) -> int:
     """Trainable parameters; shared ones count once."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)

@@ -46,6 +46,7 @@ from .base import (
     has_state,
     item_count,
     items_at,
+    keep_in_bf16,
     position,
     seed_all,
 )
@@ -564,6 +565,8 @@ def prepare(config: Config, progress: Progress = lambda _: None) -> Workload:
         settings.check_items(items, f"{workload.item}s")
     check_workers(workload, config, problems)
     problems.check()
+    if config.precision.parameters == "bf16":
+        keep_in_bf16(workload.model)
     return workload
 
 

@@ -8,7 +8,7 @@ from ndd_console.words.blocks import small
 from ndd_console.words.finding import CALM, DiagnosisResult, ceiling_text, change_text, choices, evidence_text
 from ndd_console.words.memory import memory_heading
 from ndd_console.words.ranks import late_words
-from ndd_console.words.run import LOST, end_text, items_rate, loss_text, metrics_text, rates
+from ndd_console.words.run import LOST, end_text, estimated_text, items_rate, loss_text, metrics_text, rates
 from ndd_console.words.step import PAUSED, micro_steps, work_short, work_texts
 from ndd_engine.diagnose import ENDINGS, Finding
 from ndd_engine.record.event import Ranks
@@ -293,7 +293,11 @@ def _speed(snapshot: Snapshot, room: int) -> str:
         return ""
     texts, micro = rates(snapshot), micro_steps(snapshot)
     full = [f"{texts[0]} ({micro})" if micro else texts[0], *texts[1:]]
-    return _first_that_fits([full, full[:-1], texts, texts[:-1]], room)
+    choices = [full, full[:-1], texts, texts[:-1]]
+    if estimated := estimated_text(snapshot):
+        beside = ([*each, estimated] for each in (full, full[:-1], texts[:-1], texts[:2], texts[1:2]))
+        choices = [*beside, *choices]
+    return _first_that_fits(choices, room)
 
 
 def _work(snapshot: Snapshot, room: int) -> str:

@@ -30,10 +30,10 @@ def ceiling_text(finding: Finding) -> str:
     return "" if finding.ceiling is None else at_most(finding.ceiling)
 
 
-def command_text(name: str, sets: Sequence[str]) -> str:
-    """The command that measures a change to a run."""
+def command_text(name: str, sets: Sequence[str], action: str = "try") -> str:
+    """The command that measures a change to a run, or, with "train", that trains a configuration with it."""
     edits = " ".join(f"--set {shlex.quote(item)}" for item in sets)
-    return f"ndd-console try {shlex.quote(name)} {edits}"
+    return f"ndd-console {action} {shlex.quote(name)} {edits}"
 
 
 def first_command(name: str, findings: Iterable[Finding]) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from ndd_engine.diagnose import ENDINGS, Finding, diagnose
 from ndd_engine.record.event import ASIDES
 from ndd_engine.record.events import EndEvent, RunEvent
-from ndd_engine.record.figures import bad_loss_text, is_script, setting
+from ndd_engine.record.figures import bad_loss_text, estimated_rate, is_script, setting
 from ndd_engine.record.rundir import RunDir, resume_text
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import (
@@ -26,7 +27,7 @@ from ndd_engine.text import (
 )
 
 from .blocks import NamedValues, Text, moment, small
-from .finding import Diagnosis, Rules, finding_line, first_command
+from .finding import Diagnosis, Rules, command_text, finding_line, first_command
 from .ranks import late_words
 from .step import PAUSED, micro_steps, step_time, work_short, work_texts
 
@@ -56,6 +57,14 @@ def tokens_rate(snapshot: Snapshot) -> str:
     if run is None or not run.token or not run.tokens_per_item or snapshot.status == PAUSED:
         return ""
     return rate(snapshot.tokens_per_s, plural(foreign(run.token)))
+
+
+def estimated_text(snapshot: Snapshot) -> str:
+    """ "4,100 to 7,800 segments/s estimated for this GPU"; "" if nothing tells."""
+    found = estimated_rate(snapshot)
+    if found is None or snapshot.status == PAUSED:
+        return ""
+    return f"{number(found[0])} to {rate(found[1], item_name(snapshot))} estimated for this GPU"
 
 
 def rates(snapshot: Snapshot) -> list[str]:
@@ -270,6 +279,8 @@ def _summary(
             yield f"recent steps by phase: {shares}"
     if snapshot.step_ns is not None:
         yield f"{step_time(snapshot)}: {', '.join(rates(snapshot))}"
+        if estimated := estimated_text(snapshot):
+            yield estimated
         if work := work_texts(snapshot):
             yield ", ".join(work)
     if snapshot.best is not None:
@@ -279,13 +290,29 @@ def _summary(
         yield f"requested but not in effect: {', '.join(lost)}"
     script = RunDir(folder).command.exists()
     for finding in findings:
-        if run is not None and finding not in ending:
+        if run is not None and finding.cause == "out-of-memory":
+            observed = is_script(run)
+            yield from needs_less(finding, run.name if observed else str(RunDir(folder).config), observed)
+        elif run is not None and finding not in ending:
             command = first_command(run.name, [finding])
             yield finding_line(finding) + (f": {command}" if command else "")
     yield f"{'record' if script else 'record and checkpoints'}: {folder}"
     if end is not None and end.checkpoint and status not in ("done", "failed"):
         name = run.name if run is not None else folder.name
         yield resume_text(name)
+
+
+def needs_less(finding: Finding, name: str, script: bool) -> Iterator[str]:
+    """What would need less memory, and the commands that apply it. name: the run of a script, or a configuration."""
+    yield f"{finding.title}; what needs less, the cheapest first:"
+    for change in finding.changes:
+        action = "try" if script else "train"
+        command = f": {command_text(name, change.sets, action)}" if change.sets else ""
+        yield f"  {change.text}{command}"
+    for item in finding.evidence[1:]:  # the first one is the reason of the end
+        yield f"  {item.text}"
+    if not script:
+        yield f"  memory and time of each, predicted: ndd-console check {shlex.quote(name)}"
 
 
 def precision_text(run: RunEvent) -> str:

@@ -46,7 +46,7 @@ APPLIES: dict[str, Callable[[Proposal], Any]] = {
     "size": lambda row: row.model.size,
     "ranks": lambda row: row.layout.ranks > 1,
     "sequence": lambda row: row.tokens_per_item,
-    TOKENS: lambda row: row.tokens_per_item,
+    TOKENS: lambda row: row.token,
 }
 # Columns of `verified_texts`, after the name of a proposal.
 VERIFIED = ("memory", "measured", "error", "step", "measured", "error")
@@ -147,7 +147,7 @@ def remark(proposal: Proposal, details: bool = False) -> str:
 def about_text(proposal: Proposal) -> str:
     """What is predicted of a proposal."""
     rates = [f"{number(proposal.items_per_s)} {item_unit(proposal)}"]
-    if proposal.tokens_per_item:
+    if proposal.token:
         rates.append(f"{number(proposal.tokens_per_s)} {token_unit(proposal)}")
     memory = f"predicted peak {size(proposal.memory_bytes)} of {size(proposal.free_bytes)}"
     leaves = leaves_text(proposal)
@@ -248,7 +248,8 @@ def proposal_blocks(
 
 def model_text(proposal: Proposal) -> str:
     """ "guide 512 bf16": what needs a probe of its own, and several ranks."""
-    parts = [proposal.model.size or "", str(proposal.model.sequence) if proposal.tokens_per_item else ""]
+    sequence = str(proposal.model.sequence) if proposal.tokens_per_item else ""
+    parts = [proposal.model.size, sequence] if proposal.model.size else [sequence and f"sequence {sequence}"]
     ranks = f"{_ranks(proposal)} ranks" if proposal.layout.ranks > 1 else ""
     again = "recompute" if proposal.model.recomputes else ""
     return " ".join(filter(None, (*parts, proposal.model.precision, again, ranks)))

@@ -315,8 +315,8 @@ class Batches(_Loaded):
     collate, epochs_differ, order: the workload's. device: target of `placement = "device"`. tell: called with the
     progress of encoding. own_order: that of a user's own sampler or stream, which counts its passes itself; None for
     the engine's order, which follows from the step. share: of this rank. observed: whether workers tell of themselves,
-    in `worker_folder`. Raises UsageError and DoesNotFitError, see
-    make_source.
+    in `worker_folder`. resumes: whether a run may resume with them: items are read then, to recognise the data. Raises
+    UsageError and DoesNotFitError, see make_source.
     """
 
     def __init__(
@@ -330,6 +330,7 @@ class Batches(_Loaded):
         order: Order | None = None,
         share: Share = ALONE,
         observed: bool = False,
+        resumes: bool = True,
     ) -> None:
         loader, micro, seed = config.loader, config.batch.micro, config.run.seed
         self.share = share
@@ -370,7 +371,7 @@ class Batches(_Loaded):
                 self.order = f"by the {order.title}"
             elif items % micro:
                 self.order += ", with a smaller last batch"
-        self.crc = checksum(data, items)
+        self.crc = checksum(data, items) if resumes else None
         source = make_source(data, collate, loader, device, epochs_differ, tell)
         super().__init__(source, config, loader.pin_memory, workers, share.rank, batch_sampler=chosen)
 
