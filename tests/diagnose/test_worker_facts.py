@@ -80,6 +80,17 @@ def test_changes_are_ranked_by_what_is_predicted() -> None:
     assert "predicted" in order[0].text and "or nothing" in order[2].text
 
 
+def test_changes_that_gain_more_together_are_one_change() -> None:
+    changes = [Change("order", ("loader.in_order=false",)), Change("more", ("loader.workers=4",))]
+    idle = [replace(one, idle_ns=40 * MS) for one in told().workers]
+    tail = told(batch_quantiles_ns=[12 * MS] * 18 + [400 * MS] * 2, workers=idle)
+    first, *_ = ranked(View(waits(tail).snapshot()), changes)
+    assert {"loader.in_order=false", "loader.workers=4"} <= {*first.sets} and "predicted" in first.text
+    # Another order of batches that all take the same time brings nothing beside more workers.
+    even = told(workers=idle)
+    assert all(len(change.sets) == 1 for change in ranked(View(waits(even).snapshot()), changes))
+
+
 def test_more_workers_are_proposed_where_they_wait_and_fewer_are_not() -> None:
     sleeps = (*DECODE[:4], 0.9, 0.9, {"sleeps": 0.9})
     one = told(workers=told().workers[:1], functions=[sleeps])
