@@ -78,7 +78,7 @@ def cells(items: int) -> list[Settings]:
 
 def _judged(name: str, options: Options) -> tuple[tuple[str, ...], bool]:
     """(a row of the table, whether it is right)."""
-    cell_s, run_s = options.seconds(CELL_S, 3.0, 0.4), options.seconds(RUN_S, RUN_S, 3.0)
+    cell_s, run_s = options.seconds(CELL_S, 3.0, 0.4), options.seconds(RUN_S, 6.0, 3.0)
     sets, text = _proposed(name, run_s)
     grid = cells(PIPELINES[name].items)[: 2 if options.smoke else None]
     rates = _rates(name, cell_s, grid)
