@@ -66,7 +66,7 @@ PIPELINES = (
     Pipeline("sleep", "Sleeps.work", (2, 8), ("sleeps",), innocent=True),
     Pipeline("storage", "Stored.work", (2, 8), ("storage", "waits", "computes"), innocent=True),
     Pipeline("pickles", "", (2, 8)),
-    Pipeline("shared", "", (4, 16)),
+    Pipeline("shared", "joined", (4, 16), ("computes", "touches")),
     Pipeline("touch", "Touched.work", (4, 16), ("touches", "computes")),
     Pipeline("uneven", "Uneven.work", (2, 8), ("sleeps",)),
     Pipeline("compose", "Sort", (4, 16)),

@@ -34,7 +34,7 @@ MOST_FUNCTIONS, MOST_TRANSFORMS, QUANTILES = 12, 16, 20
 LONG, LONG_S = 5.0, 2.0
 # The part of a batch's time that nothing explains up to which it is none, and the same of its time without a processor.
 # On a busy machine, a thread also waits for the interpreter lock of another one that has no processor.
-UNEXPLAINED, BESIDE_LATE = 0.05, 0.5
+UNEXPLAINED, BESIDE_LATE = 0.05, 1.0
 # Nanoseconds that the system takes for a page that is touched first, at most; and the part of computing from which on
 # it is told.
 MOST_FAULT_NS, LEAST_TOUCHED = 5000.0, 0.05
