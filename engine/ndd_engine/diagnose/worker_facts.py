@@ -32,6 +32,8 @@ SENDING, UNEVEN, SLOWER = 0.5, 10.0, 1.7
 FAULT_NS, TOUCHING = 250.0, 0.1
 # A change that is predicted to bring less comes after all others.
 LITTLE = 0.03
+# Beside a change that is known to help, others are proposed that are predicted to bring so much more.
+MUCH = 0.25
 # Receiving a batch, or waiting behind an earlier one, is told from this part of the time of a batch on.
 RECEIVING = 0.1
 DOES = {
@@ -208,6 +210,19 @@ def ranked(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
     if (both := _together(view, plan, [change for gain, change in rows if gain > LITTLE])) is not None:
         rows.insert(0, both)
     return tuple(change for _, change in rows)
+
+
+def beside_first(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
+    """The changes, after the first one together with others that are predicted to gain much beside it."""
+    plan = plan_of(view)
+    first = plan.with_settings(changes[0].sets) if plan is not None and changes else None
+    if plan is None or first is None:
+        return tuple(changes)
+    more = _helping(view, _further(view, first, ()))
+    both = _together(view, plan, [changes[0], *more])
+    if both is None or batch_ns(first) < (1 + MUCH) * batch_ns(plan) / (1 + both[0]):
+        return tuple(changes)
+    return (both[1], *changes)
 
 
 def _together(view: View, plan: LoaderPlan, changes: Sequence[Change]) -> tuple[float, Change] | None:
