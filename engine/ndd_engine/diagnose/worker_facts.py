@@ -215,7 +215,7 @@ def ranked(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
 def beside_first(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
     """The changes, after the first one together with others that are predicted to gain much beside it."""
     plan = plan_of(view)
-    first = plan.with_settings(changes[0].sets) if plan is not None and changes else None
+    first = plan.with_settings(changes[0].sets) if plan is not None and changes and changes[0].sets else None
     if plan is None or first is None:
         return tuple(changes)
     more = _helping(view, _further(view, first, ()))
