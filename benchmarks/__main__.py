@@ -34,6 +34,7 @@ NAMES = {
     "step_times": "qa.faults.step_times",
     "script_faults": "qa.faults.script_faults",
     "workers": "qa.faults.worker_pipelines",
+    "grid": "qa.faults.loader_grid",
     "script_null": "qa.faults.script_faults:without_effect",
 }  # fmt: skip
 
@@ -76,8 +77,8 @@ def main() -> int:
     )  # fmt: skip
     parser.add_argument(
         "--only", action="append", default=[], metavar="CASE",
-        help="limit budgets, budget_times, ranks_faults, script_faults, others, workers or switching to this case, "
-        "part or key; may be repeated",
+        help="limit budgets, budget_times, ranks_faults, script_faults, others, workers, grid or switching to this "
+        "case, part or key; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--python", default="", metavar="PYTHON",

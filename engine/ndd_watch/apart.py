@@ -63,8 +63,8 @@ _ENGINE = _os.path.join(_os.path.dirname(_os.path.dirname(_OURS)), "ndd_engine",
 _RAISED = frozenset({
     TypeError, ValueError, AttributeError, KeyError, IndexError, LookupError, RuntimeError, NotImplementedError,
     AssertionError, NameError, UnboundLocalError, ImportError, ModuleNotFoundError, OSError, FileNotFoundError,
-    FileExistsError, PermissionError, NotADirectoryError, IsADirectoryError, ZeroDivisionError, OverflowError,
-    ArithmeticError, UnicodeDecodeError, UnicodeEncodeError, BufferError, RecursionError, MemoryError,
+    FileExistsError, PermissionError, ProcessLookupError, NotADirectoryError, IsADirectoryError, ZeroDivisionError,
+    OverflowError, ArithmeticError, UnicodeDecodeError, UnicodeEncodeError, BufferError, RecursionError, MemoryError,
 })  # fmt: skip
 # Those of them that Python raises without a message. One that another thread raises in this one never has one.
 _SILENT = frozenset({AssertionError, NotImplementedError, MemoryError})

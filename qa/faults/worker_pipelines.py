@@ -66,30 +66,34 @@ PIPELINES = (
     Pipeline("sleep", "Sleeps.work", (2, 8), ("sleeps",), innocent=True),
     Pipeline("storage", "Stored.work", (2, 8), ("storage", "waits", "computes"), innocent=True),
     Pipeline("pickles", "", (2, 8)),
-    Pipeline("shared", "", (4, 16)),
+    Pipeline("shared", "joined", (4, 16), ("computes", "touches")),
     Pipeline("touch", "Touched.work", (4, 16), ("touches", "computes")),
     Pipeline("uneven", "Uneven.work", (2, 8), ("sleeps",)),
     Pipeline("compose", "Sort", (4, 16)),
     Pipeline("remote", "Remote.work", (2, 8), ("connection",), innocent=True),
 )
-ONLY = tuple(pipeline.name for pipeline in PIPELINES)
+ONLY = (*(pipeline.name for pipeline in PIPELINES), *METHODS)
 
 
 def measure(options: Options) -> Table:
     """All pipelines, levels and start methods; with --quick the low level by fork, and no innocent ones.
 
-    With --python, by fork only: one pass with another Python.
+    With --python, by fork only: one pass with another Python. --only also limits the start methods.
     """
     table = Table(TITLE, COLUMNS)
     right = runs = accused = innocents = 0
-    for pipeline in options.wanted(PIPELINES, lambda one: one.name):
-        for method in METHODS[:1] if options.quick or options.python else METHODS:
+    methods = [method for method in METHODS if method in options.only] or METHODS
+    if options.quick or options.python:
+        methods = methods[:1]
+    named = [pipeline for pipeline in PIPELINES if pipeline.name in options.only] or PIPELINES
+    for pipeline in options.cases(named):
+        for method in methods:
             for level in pipeline.levels[:1] if options.quick else pipeline.levels:
                 row, good = _judged(pipeline, level, method, options)
                 say(f"workers: {' | '.join(row)}")
                 table.add(*row)
                 runs, right = runs + 1, right + good
-        if pipeline.innocent and not options.quick:
+        if pipeline.innocent and "fork" in methods and not options.quick:
             row, good = _innocent(pipeline, options)
             say(f"workers: {' | '.join(row)}")
             table.add(*row)

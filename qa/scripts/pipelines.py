@@ -177,8 +177,14 @@ class Pickled(Items):
 
 
 class Shared(Items):
+    """Its items cost nothing: a batch of them is copied into shared memory where it is joined."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__(level)
+        self.x = torch.ones(60_000 * level + 64)
+
     def item(self, index: int) -> Any:
-        return torch.ones(60_000 * self.level + 64)
+        return self.x
 
 
 class Touched(Items):
@@ -275,7 +281,8 @@ def joined(batch: list[Any]) -> Any:
     """Tensors are stacked; anything else stays a list."""
     begin = now()
     found = default_collate(batch) if isinstance(batch[0], torch.Tensor) else batch
-    SPENT["ALL"] = SPENT.get("ALL", 0.0) + now() - begin
+    for name, spent in (("ALL", now() - begin), ("joined", now() - begin)):
+        SPENT[name] = SPENT.get(name, 0.0) + spent
     return found
 
 

@@ -169,9 +169,8 @@ class Attention(nn.Module):
             return self.whole(x, x, x, need_weights=PLANTED)[0].mean(1)  # fault attention-weights
         q, k, v = self.mix(x).view(len(x), self.length, 3, 4, WIDTH // 4).permute(2, 0, 3, 1, 4)
         if self.way == "dropout" or not PLANTED:
-            out = scaled_dot_product_attention(
-                q, k, v, dropout_p=0.1 if PLANTED else 0.0
-            )  # fault attention-dropout
+            dropout = 0.1 if PLANTED else 0.0
+            out = scaled_dot_product_attention(q, k, v, dropout_p=dropout)  # fault attention-dropout
         else:
             out = (q @ k.transpose(2, 3) / 4).softmax(3) @ v  # fault attention-by-hand
         return out.transpose(1, 2).flatten(2).mean(1)

@@ -17,7 +17,7 @@ OWN_ENVIRONMENT = "rivals"
 SECONDS, MORE_SECONDS = 5, 15
 MORE = {
     "screen", "keys", "best", "budgets", "wizard", "steps", "observe", "leaks", "others", "script_faults",
-    "workers", "script_null", "ranks_faults", "ranks_late", "ranks_loop", "ranks_memory",
+    "workers", "grid", "script_null", "ranks_faults", "ranks_late", "ranks_loop", "ranks_memory",
 }  # fmt: skip
 
 

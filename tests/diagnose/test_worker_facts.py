@@ -80,6 +80,17 @@ def test_changes_are_ranked_by_what_is_predicted() -> None:
     assert "predicted" in order[0].text and "or nothing" in order[2].text
 
 
+def test_changes_that_gain_more_together_are_one_change() -> None:
+    changes = [Change("order", ("loader.in_order=false",)), Change("more", ("loader.workers=4",))]
+    idle = [replace(one, idle_ns=40 * MS) for one in told().workers]
+    tail = told(batch_quantiles_ns=[12 * MS] * 18 + [400 * MS] * 2, workers=idle)
+    first, *_ = ranked(View(waits(tail).snapshot()), changes)
+    assert {"loader.in_order=false", "loader.workers=4"} <= {*first.sets} and "predicted" in first.text
+    # Another order of batches that all take the same time brings nothing beside more workers.
+    even = told(workers=idle)
+    assert all(len(change.sets) == 1 for change in ranked(View(waits(even).snapshot()), changes))
+
+
 def test_more_workers_are_proposed_where_they_wait_and_fewer_are_not() -> None:
     sleeps = (*DECODE[:4], 0.9, 0.9, {"sleeps": 0.9})
     one = told(workers=told().workers[:1], functions=[sleeps])
@@ -138,14 +149,23 @@ def test_each_setting_that_can_be_played_is_predicted() -> None:
     assert ("loader.in_order=false",) not in {change.sets for change, _ in predictions(View(busy))}
 
 
-def test_where_workers_restart_keeping_them_comes_before_more_of_them() -> None:
+def test_where_workers_restart_keeping_them_comes_first_with_more_of_them_if_these_are_too_few() -> None:
     sleeps = (*DECODE[:4], 0.9, 0.9, {"sleeps": 0.9})
-    one = told(workers=told().workers[:1], functions=[sleeps])
-    phases = {**healthy(data_wait=80.0), "data_wait/first_batch": 70.0}
-    found = script(
-        None, {"workers": 1, "persistent": False}, phases=phases, after={6: [one]}, host=cores(2.0, 1.9),
-        window={"passes": 2},
-    ).verdict()  # fmt: skip
-    assert found.cause == "worker-restart"
-    assert found.changes[0].sets == ("loader.persistent=true",)
-    assert not any("loader.workers" in one for change in found.changes for one in change.sets)
+
+    def changes(batch_ms: float, wait_ms: float) -> list[tuple[str, ...]]:
+        made = [batch_ms * MS] * 20
+        one = told(workers=told().workers[:1], functions=[sleeps], batch_quantiles_ns=made)
+        phases = {**healthy(data_wait=wait_ms), "data_wait/first_batch": 0.8 * wait_ms}
+        found = script(
+            None, {"workers": 1, "persistent": False}, phases=phases, after={6: [one]}, host=cores(2.0, 1.9),
+            window={"passes": 2},
+        ).verdict()  # fmt: skip
+        assert found.cause == "worker-restart"
+        return [change.sets for change in found.changes]
+
+    enough = changes(5, 80.0)
+    assert enough[0] == ("loader.persistent=true",)
+    assert not any("loader.workers" in one for sets in enough for one in sets)
+    both, alone, *_ = changes(400, 300.0)
+    assert alone == ("loader.persistent=true",)
+    assert both[0] == alone[0] and both[1].startswith("loader.workers=")

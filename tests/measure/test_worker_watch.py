@@ -88,3 +88,14 @@ def test_a_read_from_memory_that_waits_for_a_processor_is_no_wait_for_storage() 
         ("read", {"storage": 12 * MS}, {"storage": 0}), ("scale", {"computes": 4 * MS}, {"computes": 4 * MS}),
     ])])  # fmt: skip
     assert shares(slow) == {"read": pytest.approx(0.75), "scale": pytest.approx(0.25)}
+
+
+def test_waiting_beside_much_waiting_for_a_processor_is_nobodys() -> None:
+    """Another thread of the worker holds the interpreter lock, and has no processor either."""
+    rows = [
+        ("parse", {"computes": 70 * MS}, {"computes": 3 * MS}), ("scale", {"computes": 30 * MS}, {"computes": MS}),
+    ]  # fmt: skip
+    busy = functions_of([report(rows, late=86 * MS)])
+    assert shares(busy) == {"parse": pytest.approx(0.75), "scale": pytest.approx(0.25)}
+    assert "waits" not in busy[0][6]
+    assert "waits" in functions_of([report(rows, late=6 * MS)])[0][6]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import multiprocessing.process
 import queue
+import subprocess
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -21,6 +22,8 @@ from torch.utils.data import Subset
 from ndd_engine.measure.worker_watch import WorkerWatch
 from ndd_engine.record.worker_events import WorkersEvent
 from ndd_engine.train.data.item_sources import Collated, ItemSource
+from ndd_watch import mapped
+from ndd_watch.mapped import pss_bytes
 from ndd_watch.probes import Probes
 from ndd_watch.sheet import SUFFIX, Sheet, read
 from ndd_watch.worker_profile import BatchProfiles
@@ -311,3 +314,18 @@ def test_a_collection_that_comes_by_itself_is_no_part_of_a_function(asked: bool)
         assert spent["cleans"] > 10 * spent["light"]
     else:
         assert spent.get("allocates", 0.0) < 0.5 * took
+
+
+def test_a_worker_that_ends_while_its_memory_is_read_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux tells ESRCH for a file that was open before."""
+    worker = subprocess.Popen(["sleep", "60"])
+    assert pss_bytes(worker.pid)
+
+    def opens(path: str, flags: int, opened: Any = mapped.opened) -> int:
+        handle = int(opened(path, flags))
+        worker.kill()
+        worker.wait()
+        return handle
+
+    monkeypatch.setattr(mapped, "opened", opens)
+    assert pss_bytes(worker.pid) is None

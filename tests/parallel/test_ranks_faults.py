@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -37,6 +38,10 @@ def reason(job: RanksJob) -> str:
     return str(job.end()["reason"])
 
 
+def of_type(job: RanksJob, rank: int, kind: str) -> list[dict[str, Any]]:
+    return [event for event in job.events(rank) if event["type"] == kind]
+
+
 # Cases of qa/ranks/faults.py; of some, `make test-all` runs one kind of their table.
 CASES = [
     ("kills", "", ""), ("requests", "", ""), ("launcher", "", ""), ("hangs", "HANG_KINDS", "sleep"),
@@ -58,6 +63,26 @@ def test_ranks_act_alike_after_requests_signals_kills_and_hangs(
     for found in faults.CASES[case](tmp_path, Options("quick")):
         wrong = [text for text in found.wrong if not text.startswith("took ")]
         assert found.tries and not wrong, found.name
+
+
+@pytest.mark.budget(30)
+def test_all_ranks_are_captured_by_themselves_after_the_same_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that is captured alone would hold up the others."""
+    monkeypatch.setenv("NDD_WATCH_CAPTURE_S", "1")
+    with RanksJob(tmp_path, *UNSAVED) as job:
+        ranks = (0, 1)
+        first = [job.until(lambda rank=rank: of_type(job, rank, "kernels"))[0] for rank in ranks]
+        job.console.send_signal(signal.SIGTERM)
+        job.wait()
+        assert first[0]["step"] == first[1]["step"]
+        assert all(event["modules"] for event in first)
+        windows = [of_type(job, rank, "window") for rank in ranks]
+        begun = [
+            {event["step"] for event in found if event["profiled"]} & {first[0]["step"]} for found in windows
+        ]
+        assert begun[0] == begun[1] != set()  # it is no part of the usual steps of any rank
 
 
 @pytest.mark.slow

@@ -194,12 +194,16 @@ def _end(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
 def split(errors: str, runs: Path) -> tuple[list[str], list[str]]:
     """Standard error: the lines of the script, and those of the console.
 
+    What the console tells of a run that goes on, such as a dead worker or a hang, has its name in front.
     Each summary of the console begins with the status of the run, or with a finding before it, and ends with the folder
     of its record.
     """
     theirs: list[str] = []
     ours: list[str] = []
     for line in errors.splitlines():
+        if line.startswith("ndd-console: "):
+            ours.append(line)
+            continue
         theirs.append(line)
         if not line.startswith(f"record: {runs}"):
             continue

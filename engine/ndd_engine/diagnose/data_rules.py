@@ -280,7 +280,8 @@ def _with_workers(view: View, found: Finding) -> Finding:
         if function[4] >= worker_facts.MOSTLY and " in " not in title:
             title += f", in workers most of it for {worker_facts.where(function)}"
     evidence = (*found.evidence, *more, *([need] if need is not None else ()))
-    changes = found.changes if begins else worker_facts.ranked(view, found.changes)
+    ordered = worker_facts.beside_first if begins else worker_facts.ranked
+    changes = ordered(view, found.changes)
     return replace(found, title=title, evidence=evidence, changes=changes)
 
 

@@ -32,6 +32,8 @@ SENDING, UNEVEN, SLOWER = 0.5, 10.0, 1.7
 FAULT_NS, TOUCHING = 250.0, 0.1
 # A change that is predicted to bring less comes after all others.
 LITTLE = 0.03
+# Beside a change that is known to help, others are proposed that are predicted to bring so much more.
+MUCH = 0.25
 # Receiving a batch, or waiting behind an earlier one, is told from this part of the time of a batch on.
 RECEIVING = 0.1
 DOES = {
@@ -204,7 +206,44 @@ def ranked(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
             continue
         told = f"predicted: {times(1 + gain)}" if gain >= LITTLE else "predicted: little or nothing"
         rows.append((gain if gain >= LITTLE else 0.0, replace(change, text=f"{change.text} ({told})")))
-    return tuple(change for _, change in sorted(rows, key=lambda row: -row[0]))
+    rows.sort(key=lambda row: -row[0])
+    if (both := _together(view, plan, [change for gain, change in rows if gain > LITTLE])) is not None:
+        rows.insert(0, both)
+    return tuple(change for _, change in rows)
+
+
+def beside_first(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
+    """The changes, after the first one together with others that are predicted to gain much beside it."""
+    plan = plan_of(view)
+    first = plan.with_settings(changes[0].sets) if plan is not None and changes and changes[0].sets else None
+    if plan is None or first is None:
+        return tuple(changes)
+    more = _helping(view, _further(view, first, ()))
+    both = _together(view, plan, [changes[0], *more])
+    if both is None or batch_ns(first) < (1 + MUCH) * batch_ns(plan) / (1 + both[0]):
+        return tuple(changes)
+    return (both[1], *changes)
+
+
+def _together(view: View, plan: LoaderPlan, changes: Sequence[Change]) -> tuple[float, Change] | None:
+    """(gain, the changes that are predicted to gain more together than the first one alone); None without any.
+
+    changes: that gain, the largest gain first. Each of the others is added if it still gains beside those before it.
+    """
+    sets: dict[str, str] = {}
+    best, count = plan, 0
+    for change in changes:
+        added = dict(one.split("=", 1) for one in change.sets)
+        other = plan.with_settings([f"{name}={value}" for name, value in {**sets, **added}.items()])
+        if sets.keys() & added.keys() or other is None:
+            continue
+        if batch_ns(best) >= (1 + LITTLE) * batch_ns(other):
+            sets, best, count = {**sets, **added}, other, count + 1
+    if count < 2:
+        return None
+    gain = batch_ns(plan) / max(batch_ns(best), 1.0) - 1
+    text = f"make {number(count)} of these changes together (predicted: {times(1 + gain)})"
+    return gain, Change(text, tuple(f"{name}={value}" for name, value in sets.items()), view.loader_place)
 
 
 def _helping(view: View, changes: Sequence[Change]) -> list[Change]:

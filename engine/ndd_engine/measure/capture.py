@@ -462,9 +462,11 @@ class CaptureSchedule:
         self.trace, self._graphs = plan.trace, plan.cuda_graphs
         self._recording: ProfilerCapture | None = None
         self._model = None if model is None or runs_compiled(model) else model
-        # Of captures by themselves: when the next one is due, 0 before that is known; when the present one began, 0 if
-        # somebody has asked for it; and the usual time of a step.
+        # Of captures by themselves: whether one is due, and whether it begins then, or waits for `agreed`.
+        self.wished, self.alone = False, True
         self._allowance = allowance if self._model is not None and EVERY_NS and not plan.every_steps else None
+        # When the next one is due, 0 before that is known; when the present one began, 0 if somebody has asked for it;
+        # and the usual time of a step.
         self._due = self._began = self._usual_ns = 0
 
     def begin(self, step: int, total_steps: int) -> None:
@@ -483,12 +485,23 @@ class CaptureSchedule:
         allowance, now = self._allowance, self._clock.now()
         if allowance is None or self._recording is not None or not 0 < step_ns <= MOST_STEP_NS:
             return
+        self._usual_ns = step_ns
         if not self._due:
             self._due = now + min(FIRST_NS, EVERY_NS)
         elif self.next == NEVER and now >= max(self._due, allowance.due(now)):
-            self._due = now + EVERY_NS
-            if has_room(torch, self._reporter.losses.device):
-                self.next, self._began, self._usual_ns = 0, now, step_ns
+            self._due, self.wished = now + EVERY_NS, True
+            if self.alone:
+                self.agreed()
+
+    def agreed(self) -> None:
+        """Begin a capture by itself with the next step."""
+        self.wished = False
+        if (
+            self.next == NEVER
+            and self._allowance is not None
+            and has_room(torch, self._reporter.losses.device)
+        ):
+            self.next, self._began = 0, self._clock.now()
 
     def look(self, step: int, room: int) -> None:
         """Start, continue or end a capture after a step.

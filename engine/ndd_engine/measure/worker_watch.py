@@ -32,8 +32,9 @@ RARE_S = 60.0
 MOST_FUNCTIONS, MOST_TRANSFORMS, QUANTILES = 12, 16, 20
 # A batch is told that takes longer than so many usual ones, and seconds.
 LONG, LONG_S = 5.0, 2.0
-# The part of a batch's time that nothing explains up to which it is none.
-UNEXPLAINED = 0.05
+# The part of a batch's time that nothing explains up to which it is none, and the same of its time without a processor.
+# On a busy machine, a thread also waits for the interpreter lock of another one that has no processor.
+UNEXPLAINED, BESIDE_LATE = 0.05, 1.0
 # Nanoseconds that the system takes for a page that is touched first, at most; and the part of computing from which on
 # it is told.
 MOST_FAULT_NS, LEAST_TOUCHED = 5000.0, 0.05
@@ -260,7 +261,7 @@ def functions_of(reports: Sequence[Report]) -> list[WorkerFunction]:
                 computes += max(wall - cpu, 0.0)
         blocked[key] = computes
     rest = (wall_ns - cpu_ns - late_ns) / max(wall_n, 1) - named
-    if cpu_n and wall_n and rest > UNEXPLAINED * wall_ns / wall_n:
+    if cpu_n and wall_n and rest > max(UNEXPLAINED * wall_ns, BESIDE_LATE * late_ns) / wall_n:
         total = max(sum(blocked.values()), 1.0)
         for key, ns in blocked.items():
             spent[key]["waits"] = spent[key].get("waits", 0.0) + rest * ns / total

@@ -45,8 +45,8 @@ from .strategy import GATHER, PART, Ddp, StreamWaits, effects, mark_collectives
 from .world import World
 
 # "early": training ends before its last step. "not_finite": a loss or a parameter is not. "window": a window ends.
-# "profile": Python's profiler sees the next step.
-ASKS = (*STOPS, "kill", "pause", *ONCE, "early", "not_finite", "window", "profile")
+# "profile": Python's profiler sees the next step. "capture": torch's profiler sees the next steps.
+ASKS = (*STOPS, "kill", "pause", *ONCE, "early", "not_finite", "window", "profile", "capture")
 # Seconds from one agreement to the next: those of a window, within these bounds.
 MOST_OFTEN_S, LEAST_OFTEN_S = 0.25, 1.0
 MOST_STEPS = 4096
@@ -174,7 +174,11 @@ class RankLoop(Loop):
         self.store = CheckpointStore(
             self.store.folder, config.checkpoint.keep, world.exchange, stepper.device, placed_like(stepper)
         )
-        self.functions = AgreedProfiles(self.reporter, config.log.profile_every_s, stepper.settled)
+        # As with a profiled step, a rank that is captured alone would be taken for a straggler.
+        self.captures.alone = False
+        self.functions = AgreedProfiles(
+            self.reporter, config.log.profile_every_s, stepper.settled, captures=self.captures.paced
+        )
         if not world.place.first and (trace := self.captures.trace) is not None:
             # One file for each rank; `ndd-console trace` reads them together.
             stem, dot, rest = trace.name.partition(".")
@@ -250,6 +254,8 @@ class RankLoop(Loop):
             more.add("window")
         if first and functions.wished(self.step):
             more.add("profile")
+        elif first and self.captures.wished:
+            more.add("capture")
         asked = self._agree(more)
         if self._device_steps is not None:
             self._device_steps.wanted = True
@@ -257,6 +263,8 @@ class RankLoop(Loop):
             self._window()
         if "profile" in asked:
             functions.agreed()
+        if "capture" in asked:
+            self.captures.agreed()
         self._end_if_bad()
 
     # Where all ranks are at the same place.
@@ -536,6 +544,11 @@ class AgreedProfiles(FunctionProfiles):
         super().begin(step)
         if not self.active and not self.due_ns:
             self._wait()
+
+    def _paced(self, step_ns: int) -> None:
+        super()._paced(step_ns)
+        if self.due_ns != NEVER:  # the steps have become slower: a look is due earlier
+            self._postpone()
 
     def _wait(self) -> None:
         super()._wait()
