@@ -306,6 +306,8 @@ class Emitter:
         self._items = self._passes.full(shape[0], self._items) if shape else self._items or self._batch
         if self._items and count and not self._run["items_per_step"]:
             self.know(items_per_step=round(self._items * micro * self._readers / count))
+        if steps.model != self._run["model"]:  # the first call of a model is over before anything is observed
+            self.know(model=steps.model)
         if shape:
             self._know_tokens(shape)
         counted = self._passes.counted(micro, shape[0] if shape else None)
@@ -402,7 +404,7 @@ class Emitter:
         if self._main is not None:
             self.script(main=self._main)
         self.know(
-            device=str(device), model=self._steps.model,
+            device=str(device),
             parameters=_read(lambda: self._looks.updated_elements(plain)) or 0,
             gpu=_gpu(torch, device) if device.type == "cuda" else None,
         )  # fmt: skip
