@@ -222,7 +222,7 @@ def methods(report: Report) -> list[Block]:
         (snapshot.workers, "workers", "stamps of batches inside each worker; some batches under the profiler"),
         (isolated, "isolated times", "measured once before training in this process, the fastest of a few"),
         (data.trials, "measured gains", "ABBA blocks in one process or several; CI of the mean log-ratio"),
-        (True, "potential gain", POTENTIAL_GAIN),
+        (True, "at most", POTENTIAL_GAIN),
         (snapshot.headroom.fits_micro, "PREDICTED", "only the batch that fits: memory grows in proportion to it"),
         (snapshot.workers, "predicted", "of workers: the loader played with the measured times of batches"),
     ]  # fmt: skip
