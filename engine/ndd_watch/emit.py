@@ -134,7 +134,9 @@ class Emitter:
         self.opened = self.paused = self._closed = False
         self._early: list[tuple[str, dict[str, Any]]] = []
         # Fields of the run's event that are known, parts of its configuration, and whether they were recorded so.
-        self._run: dict[str, Any] = {"device": "", "items_per_step": 0, "epochs": 0, "total_steps": 0}
+        self._run: dict[str, Any] = {
+            "device": "", "model": "", "items_per_step": 0, "epochs": 0, "total_steps": 0,
+        }  # fmt: skip
         self._config: dict[str, dict[str, Any]] = {"script": {}}
         self._recorded = False
         # Steps of an earlier process, as a framework says that has resumed the training.
@@ -234,7 +236,7 @@ class Emitter:
         memory.put("run", {
             "name": "", "workload": "", "config": self._config, "device_name": "", "gpu": None, "parameters": 0,
             "precision": "", "item": "item", "token": None, "tokens_per_item": 0, "items_per_epoch": 0,
-            "steps_per_epoch": 0, "model": "", "data": "", "resumed_step": self._earlier or None, **self._run,
+            "steps_per_epoch": 0, "data": "", "resumed_step": self._earlier or None, **self._run,
         })  # fmt: skip
 
     def say(self, kind: str, done: int | None = None, step: int | None = None, **body: Any) -> None:

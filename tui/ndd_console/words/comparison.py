@@ -183,8 +183,9 @@ def _speeds(comparison: SeveralCompared) -> Iterator[tuple[str, ...]]:
     yield "A", "1.000x", "", "baseline", ns(baseline.step_p50_ns), size(baseline.peak_bytes)
     for letter, candidate in zip(LETTERS[1:], comparison.candidates, strict=False):
         speed = candidate.speed
-        known = speed.low is not None and speed.high is not None and candidate.verdict != "not comparable"
-        interval = f"{_ratio(speed.low)} to {_ratio(speed.high)}" if known else MISSING
+        interval = MISSING
+        if speed.low is not None and speed.high is not None and candidate.verdict != "not comparable":
+            interval = f"{_ratio(speed.low)} to {_ratio(speed.high)}"
         verdict = _SHORT.get(candidate.verdict, "inconclusive")
         figures = ns(candidate.b.step_p50_ns), size(candidate.b.peak_bytes)
         yield letter, f"{_ratio(speed.ratio)}x", interval, verdict, *figures
