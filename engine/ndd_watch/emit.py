@@ -134,7 +134,9 @@ class Emitter:
         self.opened = self.paused = self._closed = False
         self._early: list[tuple[str, dict[str, Any]]] = []
         # Fields of the run's event that are known, parts of its configuration, and whether they were recorded so.
-        self._run: dict[str, Any] = {"device": "", "items_per_step": 0, "epochs": 0, "total_steps": 0}
+        self._run: dict[str, Any] = {
+            "device": "", "model": "", "items_per_step": 0, "epochs": 0, "total_steps": 0,
+        }  # fmt: skip
         self._config: dict[str, dict[str, Any]] = {"script": {}}
         self._recorded = False
         # Steps of an earlier process, as a framework says that has resumed the training.
@@ -234,7 +236,7 @@ class Emitter:
         memory.put("run", {
             "name": "", "workload": "", "config": self._config, "device_name": "", "gpu": None, "parameters": 0,
             "precision": "", "item": "item", "token": None, "tokens_per_item": 0, "items_per_epoch": 0,
-            "steps_per_epoch": 0, "model": "", "data": "", "resumed_step": self._earlier or None, **self._run,
+            "steps_per_epoch": 0, "data": "", "resumed_step": self._earlier or None, **self._run,
         })  # fmt: skip
 
     def say(self, kind: str, done: int | None = None, step: int | None = None, **body: Any) -> None:
@@ -306,6 +308,8 @@ class Emitter:
         self._items = self._passes.full(shape[0], self._items) if shape else self._items or self._batch
         if self._items and count and not self._run["items_per_step"]:
             self.know(items_per_step=round(self._items * micro * self._readers / count))
+        if steps.model != self._run["model"]:  # the first call of a model is over before anything is observed
+            self.know(model=steps.model)
         if shape:
             self._know_tokens(shape)
         counted = self._passes.counted(micro, shape[0] if shape else None)
@@ -402,7 +406,7 @@ class Emitter:
         if self._main is not None:
             self.script(main=self._main)
         self.know(
-            device=str(device), model=self._steps.model,
+            device=str(device),
             parameters=_read(lambda: self._looks.updated_elements(plain)) or 0,
             gpu=_gpu(torch, device) if device.type == "cuda" else None,
         )  # fmt: skip

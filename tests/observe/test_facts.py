@@ -368,3 +368,24 @@ def test_a_pass_over_data_without_gradients_is_an_evaluation(
         assert phases["evaluate"] >= least_s * 1e9 and phases["evaluate"] > phases["forward"]
     if script is IN_ITS_PLACE:
         assert int(ran.word("REUSED"))
+
+
+SLOW_STEPS = """
+import time, torch
+class Net(torch.nn.Linear):
+    def forward(self, x):
+        time.sleep(0.05)
+        return super().forward(x)
+model = Net(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(4):
+    optimizer.zero_grad()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.long
+def test_a_model_is_named_where_each_step_is_a_window(tmp_path: Path) -> None:
+    ran = run(tmp_path, "-c", SLOW_STEPS, NDD_WATCH_WINDOW_S="0.01")
+    assert [event["model"] for event in ran.of("run")][-1] == "Net"

@@ -279,6 +279,7 @@ def test_a_processor_that_often_computes_nothing_is_not_healthy(
         made.host("aten::linear", 20 * place, length)
     (found,) = found_in(examine(made.write(tmp_path)))
     assert found.cause == expected
+    assert {item.source for item in found.evidence} == {"trace"}
     assert "model" not in found.title and ("37 %" in found.title) is (length == 12)
 
 

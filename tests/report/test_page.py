@@ -36,6 +36,7 @@ from ndd_engine.record.events import (
 )
 from ndd_engine.record.rundir import RunDir, RunLock
 from ndd_engine.trial.compare import read_recorded
+from tests import records
 
 from .report_help import T0, Timed, pages, run_event, trial, whole_life, window, write
 
@@ -293,6 +294,23 @@ def test_a_gap_in_the_record_is_a_gap_in_the_plots(tmp_path: Path) -> None:
     loss = found["Loss"]
     assert isinstance(loss, Curves)
     assert not any(a[0] < 45 and b[0] > 75 for piece in loss.lines[0].pieces for a, b in pairwise(piece))
+
+
+def test_no_mean_of_a_phase_is_above_its_longest(tmp_path: Path) -> None:
+    between = {"host_ns": 50_000_000, "p50_ns": 0, "p95_ns": 0, "max_ns": 0, "device_ns": None}
+    life: list[Timed] = [(T0, run_event(cuda=False))]
+    life += [
+        (T0 + at, records.window(at, phases={"forward": records.phase(40_000_000), "evaluate": between}))
+        for at in range(1, 5)
+    ]
+    report, _, _ = pages(write(tmp_path, life))
+    (table,) = (
+        block for section in page(report).sections for block in section.blocks
+        if isinstance(block, Table) and block.title == "Phases"
+    )  # fmt: skip
+    figures = {row[0]: row[-4:] for row in table.rows}
+    assert figures["evaluate"] == ("50 ms", "n/a", "n/a", "n/a")
+    assert figures["forward"] == ("40 ms",) * 4
 
 
 @pytest.mark.parametrize(

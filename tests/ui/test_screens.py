@@ -46,6 +46,17 @@ async def test_escape_twice_in_one_go_leaves_one_page() -> None:
         assert isinstance(app.screen, LiveScreen) and app.is_running
 
 
+async def test_a_key_that_arrives_while_its_page_closes_has_no_effect() -> None:
+    async with running(FakeSource()) as (app, pilot):
+        await press(pilot, "i")
+        page = app.screen
+        assert isinstance(page, PageScreen)
+        page.action_use("back")
+        page.on_key(Key("l", "l"))  # typed ahead: it would open the log, or ask a body that is gone
+        await pilot.pause()
+        assert isinstance(app.screen, LiveScreen) and app.is_running
+
+
 async def test_q_asks_and_stops_after_a_checkpoint() -> None:
     source = FakeSource()
     async with running(source) as (app, pilot):

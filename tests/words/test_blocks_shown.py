@@ -12,9 +12,21 @@ from hypothesis import strategies as st
 from ndd_console.render.rows import block_rows
 from ndd_console.render.text import lines
 from ndd_console.view.rows import cells, short_places, width_of
-from ndd_console.words.blocks import COMMAND, Bars, Block, Curves, NamedValues, Table, Text, Time, Verdict
+from ndd_console.words.blocks import (
+    COMMAND,
+    Bars,
+    Block,
+    Curves,
+    NamedValues,
+    Table,
+    Text,
+    Time,
+    Verdict,
+    at_most,
+)
 from ndd_console.words.comparison import two_compared
 from ndd_console.words.trace import memory_blocks
+from ndd_engine.diagnose.view import ceiling
 from ndd_engine.recordings.snapshots import examine
 from ndd_engine.trial.compare import compare
 from tests.recordings.snapshots import MIB, History, frame, written
@@ -159,3 +171,11 @@ def test_lines_wrap_only_on_a_terminal_and_have_no_colour_on_a_pipe() -> None:
     assert len(lines(blocks)) == 4
     assert max(map(len, lines(blocks, 40))) <= 40
     assert "\x1b" not in "".join(lines(blocks)) and "\x1b[33m" in "".join(lines(blocks, colour=True))
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(0.2, "at most 1.25x"), (0.6, "at most 2.5x"), (0.98327, "at most 60x"), (0.99999, "100x or more")],
+)
+def test_a_ceiling_that_is_cut_off_is_no_bound(share: float, text: str) -> None:
+    assert at_most(ceiling(share)) == text

@@ -270,7 +270,10 @@ def facts(**changes: Any) -> str:
         ),
         ({"epoch_s": None, "total_s": None}, "time: n/a:"),
         ({}, "advice: loader.workers"),
-        ({"step_range_s": (0.1, 0.4), "decides": "host"}, "(estimated, 100 ms to 400 ms: host decides)"),
+        (
+            {"step_range_s": (0.1, 0.4), "decides": "host"},
+            "(predicted, 100 ms to 400 ms, limited by the host)",
+        ),
         (
             {"fits": False, "sharded": {"ranks": 4, "peak_bytes": 40 * MB, "fits": True}},
             "on 4 ranks 40.0 MiB each: --set parallel.ranks=4 --set parallel.strategy=fsdp2",

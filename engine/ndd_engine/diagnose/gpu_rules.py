@@ -52,9 +52,7 @@ def transfer(view: View) -> Finding | None:
             return None
         title = f"copies between host and GPU take {percent(prepared + alone)} of the time"
         draft = FindingDraft("transfer", title, view.part(prepared + alone))
-        draft.saw(
-            f"copies run without a kernel beside them for {percent(alone)} of a profiler capture", CAPTURE
-        )
+        draft.saw(f"copies run without a kernel beside them for {percent(alone)} of the time", CAPTURE)
         draft.saw(f"the GPU is idle while the host prepares copies for another {percent(prepared)}", CAPTURE)
     else:
         return None
@@ -96,7 +94,7 @@ def launch_bound(view: View) -> Finding | None:
         "launch-bound", title, view.part(share), "certain" if gaps is not None else "possible"
     )
     if gaps is not None:
-        text = f"launch gaps take {percent(gaps)} of a profiler capture"
+        text = f"launch gaps take {percent(gaps)} of the time"
         draft.saw(
             text + (", beside those after waits for the GPU" if _after_waits(view) >= LEAST else ""), CAPTURE
         )
@@ -161,7 +159,7 @@ def sync(view: View) -> Finding | None:
     title = f"host-device synchronisation leaves the GPU idle {percent(share)} of the time"
     draft = FindingDraft("sync", title, view.part(share))
     if captured is not None:
-        text = f"the GPU is idle in synchronising calls for {percent(captured)} of a profiler capture"
+        text = f"the GPU is idle in synchronising calls for {percent(captured)} of the time"
         if (after := _after_waits(view)) >= LEAST:
             text += f", and for {percent(after)} in launch gaps right after them"
         draft.saw(text, CAPTURE)
@@ -194,7 +192,7 @@ def collectives(view: View) -> Finding | None:
     share, hidden = capture.exposed_ns / capture.wall_ns, capture.collective_ns - capture.exposed_ns
     title = f"communication between GPUs is exposed {percent(share)} of the time"
     draft = FindingDraft("collectives", title, view.part(share))
-    draft.saw(f"collectives run alone for {percent(share)} of a profiler capture", CAPTURE)
+    draft.saw(f"collectives run alone for {percent(share)} of the time", CAPTURE)
     draft.saw(f"another {percent(hidden / capture.wall_ns)} overlaps with computation", CAPTURE)
     draft.change("with gradient accumulation, exchange gradients only in the last micro-batch (no_sync)")
     draft.change("use larger micro-batches, so that backward hides more of the exchange")
@@ -378,7 +376,7 @@ def cudnn_benchmark(view: View) -> Finding | None:
         return None
     title = f"convolutions take {percent(spent)} of the time, and their cuDNN algorithms are not benchmarked"
     draft = FindingDraft("cudnn-benchmark", title, view.part(spent), "possible")
-    draft.saw(f"convolutions take {percent(spent)} of a profiler capture", CAPTURE)
+    draft.saw(f"convolutions take {percent(spent)} of the time", CAPTURE)
     draft.change("benchmark cuDNN algorithms: the shapes are fixed", "speed.cudnn_benchmark=true")
     return draft.done()
 
@@ -452,7 +450,7 @@ def _format(
         draft = FindingDraft(
             cause, f"matrix products in {names} take {spent} of the time", view.part(gained), "possible"
         )
-        draft.saw(f"kernels of matrix products in {names} take {spent} of a profiler capture", CAPTURE)
+        draft.saw(f"kernels of matrix products in {names} take {spent} of the time", CAPTURE)
     else:
         cost = Cost(gained * view.step_ns, gained, model.error, gained)
         draft = FindingDraft(cause, f"the model takes {spent} of each step, in {names}", cost)

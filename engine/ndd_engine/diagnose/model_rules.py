@@ -64,7 +64,7 @@ def user_code(view: View) -> Finding | None:
         known = seen is not None and seen.own
         if share - view.collecting < GAPS or each_ns < (GAP_NS / 5 if known else GAP_NS):
             return None
-        text = f"gaps between operators take {percent(share)} of a profiler capture, {span(each_ns)} per operator"
+        text = f"gaps between operators take {percent(share)} of the time, {span(each_ns)} per operator"
     else:
         expected = _expected_ns(view)
         if expected is None or seen is None or not seen.own or not _explains(seen, host.ns, expected):

@@ -13,7 +13,7 @@ from .gpus import GpuProfile, load
 USABLE = 0.91
 GIB = 1 << 30
 # A GPU without a profile: GB, 10^9 bytes a second, multiprocessors, MB of L2 cache, dense peaks in TFLOP/s.
-GIVEN = "memory=24,bandwidth=936,sms=82,l2=6,fp32=35.6,tf32=35.6,fp16=71.2,bf16=71.2"
+GIVEN = '"memory=24, bandwidth=936, sms=82, l2=6, fp32=35.6, tf32=35.6, fp16=71.2, bf16=71.2"'
 _NEEDED, _PEAKS = ("memory", "bandwidth", "sms", "l2", "fp32"), ("fp32", "tf32", "fp16", "bf16")
 
 

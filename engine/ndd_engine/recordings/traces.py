@@ -402,22 +402,22 @@ _STEPLESS = (("of each step", "of the trace"), ("per step", "in the trace"), ("i
 
 
 def _as_of_trace(use: TraceUse, found: Finding) -> Finding:
-    """The finding without settings, which only a run has, and about steps only if the trace has some."""
-    found = replace(found, changes=tuple(replace(change, sets=()) for change in found.changes))
-    if use.steps:
-        return found
+    """The finding without settings, which only a run has, and about steps only if the trace has some.
+
+    All of its evidence is from the trace.
+    """
+
+    def worded(text: str) -> str:
+        for words, instead in () if use.steps else _STEPLESS:
+            text = text.replace(words, instead)
+        return text
+
     return replace(
         found,
-        title=_stepless(found.title),
-        evidence=tuple(replace(item, text=_stepless(item.text)) for item in found.evidence),
-        changes=tuple(replace(change, text=_stepless(change.text)) for change in found.changes),
+        title=worded(found.title),
+        evidence=tuple(replace(item, text=worded(item.text), source="trace") for item in found.evidence),
+        changes=tuple(replace(change, text=worded(change.text), sets=()) for change in found.changes),
     )
-
-
-def _stepless(text: str) -> str:
-    for words, instead in _STEPLESS:
-        text = text.replace(words, instead)
-    return text
 
 
 def to_json(uses: list[TraceUse]) -> dict[str, Any]:

@@ -467,7 +467,9 @@ def sentence(event: TrialEvent) -> str:
     """The whole result in one sentence."""
     parts = verdict_parts(event)
     if event.in_effect is not None:
-        parts.append("in effect" if event.in_effect else f"not in effect: {event.not_in_effect}")
+        parts.append(
+            "the change is in effect" if event.in_effect else f"not in effect: {event.not_in_effect}"
+        )
     before, after = event.base.get("peak_bytes"), event.change.get("peak_bytes")
     if before is not None and after is not None:
         same = abs(after - before) < FLOOR * before

@@ -180,8 +180,8 @@ def cost_in_words(
 
 
 def range_in_words(proposal: Proposal) -> str:
-    """The range of an estimated step and which side decides; "" of a measured one."""
+    """The range of a predicted step and what limits it; "" of a measured one."""
     if proposal.step_range_s is None:
         return ""
     low, high = map(duration, proposal.step_range_s)
-    return f"estimated, {low} to {high} a step: {proposal.decides} decides"
+    return f"predicted, {low} to {high} a step, limited by the {proposal.decides}"

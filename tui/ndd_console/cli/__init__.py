@@ -24,7 +24,7 @@ from ndd_engine.version import __version__
 COMMANDS = {
     "train": "Train a model, with a live screen or headless.",
     "run": "Observe a training script of your own: where its steps spend their time, and why.",
-    "wizard": "Propose batch size, sequence length, model size and precision for this GPU; write the TOML.",
+    "wizard": "Propose batch size, sequence length, model size and precision for this machine; write the TOML.",
     "check": "Check configuration, data and hardware; predict memory and step time.",
     "gpu": "Show the GPU and the host, and how each value was detected.",
     "attach": "Watch a run, live or finished; control a live one.",
@@ -165,7 +165,7 @@ EPILOG = """\b
 Examples:
   ndd-console train --max-steps 200     train the default workload
   ndd-console try --set loader.workers=4
-  ndd-console COMMAND --help            arguments, examples and exit status of a command
+  ndd-console COMMAND --help            options and examples of a command
 
 \b
 Environment:
@@ -190,7 +190,7 @@ Exit status: 0 done, 1 failed, 2 usage or configuration error (also a GPU that d
 def cli(ctx: click.Context, runs_folder: Path | None, ascii_only: bool) -> None:
     """Train PyTorch models in the terminal and see where every millisecond goes.
 
-    Without a command, the home screen shows the GPU, recent runs and the workloads to start; without a terminal,
+    Without a command, the home screen shows the hardware, recent runs and the workloads to start; without a terminal,
     the runs and this help are printed.
     """
     ctx.obj = {"runs": runs_folder, "ascii": ascii_only}

@@ -18,7 +18,7 @@ from .printing import show, tell_reading
     "0 explained, 2 usage error, damaged file, or a history that does not lead to the final memory",
     "memory snapshot.pickle",
     "memory snapshot.pickle.gz --json",
-    "memory snapshot.pickle --setting max_split_size_mb:64 --limit 16384",
+    "memory snapshot.pickle --setting max_split_size_mb:64",
 )
 @click.argument("snapshot_file", metavar="SNAPSHOT", type=click.Path(path_type=Path))
 @click.option(

@@ -42,7 +42,7 @@ LEFT_OUT = 0.02
     "try run.toml --set batch.micro=64 --set batch.accumulation=2",
     "try last --set loader.workers=4 --apply",
     "try train-001 --arg batch-size=128",
-    "try --set loader.workers=4 -- torchrun --nproc-per-node 2 train.py",
+    "try --set loader.workers=4 -- python train.py",
     stops=True,
     name="try",
 )

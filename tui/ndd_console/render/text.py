@@ -94,7 +94,7 @@ def _block(block: Block, width: int) -> Iterator[RenderableType]:
                 yield Words(printable(line), _STYLES[tone], no_wrap=True, overflow="ignore")
         case Verdict():
             yield Words((">> " if block.main else " > ") + safe(block.title), "bold")
-            badges = [f"potential gain: {block.ceiling}"] if block.ceiling else []
+            badges = [f"gain: {block.ceiling}"] if block.ceiling else []
             yield Padding(_words(" | ".join([*badges, *block.badges])), (0, 0, 0, 3))
             yield Padding(_pairs(block.rows), (0, 0, 0, 3))
         case NamedValues():

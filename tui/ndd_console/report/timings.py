@@ -91,7 +91,10 @@ def _table(report: Report, whole: Slice) -> Table:
         parent, slash, part = name.partition("/")
         now = recent.get(name)
         figures: list[float | None] = [whole.device_step_ns(name)] if gpu else []
-        figures += [now.host_ns, now.p50_ns, now.p95_ns, now.max_ns] if now else [None] * 4
+        # Time before the first step or after the last one of an interval is in the mean only, as of evaluations.
+        inside = now is not None and now.max_ns is not None and now.max_ns >= now.host_ns
+        figures.append(now.host_ns if now else None)
+        figures += [now.p50_ns, now.p95_ns, now.max_ns] if now and inside else [None] * 3
         label = f"· {part}" if slash else parent
         each = ns(value / whole.steps if whole.steps else None)
         if parent in ASIDES and whole.steps:
@@ -101,7 +104,8 @@ def _table(report: Report, whole: Slice) -> Table:
     note = (
         f"Over {number(round(whole.steps))} steps{mean}, in {ns(whole.wall_ns)} of wall time, of which the shares are. "
         "Evaluations and checkpoints come on top of a step (+). The last four columns cover the most recent part of "
-        "the record. Rows marked · are part of the phase above."
+        "the record; p50, p95 and max are of its steps, and n/a for time between them. Rows marked · are part of the "
+        "phase above."
     )
     return Table("Phases", columns, tuple(rows), frozenset(range(1, len(columns))), note, wide=0)
 
@@ -218,7 +222,7 @@ def methods(report: Report) -> list[Block]:
         (snapshot.workers, "workers", "stamps of batches inside each worker; some batches under the profiler"),
         (isolated, "isolated times", "measured once before training in this process, the fastest of a few"),
         (data.trials, "measured gains", "ABBA blocks in one process or several; CI of the mean log-ratio"),
-        (True, "potential gain", POTENTIAL_GAIN),
+        (True, "at most", POTENTIAL_GAIN),
         (snapshot.headroom.fits_micro, "PREDICTED", "only the batch that fits: memory grows in proportion to it"),
         (snapshot.workers, "predicted", "of workers: the loader played with the measured times of batches"),
     ]  # fmt: skip

@@ -187,7 +187,9 @@ class KeyScreen(Screen[None], inherit_bindings=False):
 
     def on_key(self, event: events.Key) -> None:
         """No key is silent. What is typed into a field does not arrive here."""
-        if event.is_printable and event.key not in self.active_bindings:
+        if not self.is_current:
+            event.stop()  # typed before this screen was gone
+        elif event.is_printable and event.key not in self.active_bindings:
             event.stop()  # it is not also a key of the screen that this one opens
             self.use_key(event.key)
 
@@ -252,6 +254,7 @@ class WidgetScreen(KeyScreen):
         super().__init__(look, on_painted)
         self.top, self.below, self.bar = Lines(look), Lines(look), KeyBar(look)
         self.body, self._bodies, self._parts = body, (body, *others), (body, *between, *others)
+        self._shown = body
         for other in others:
             other.display = False
         self._instead = Lines(look, classes="instead")
@@ -332,14 +335,11 @@ class WidgetScreen(KeyScreen):
     def swap(self, wanted: Widget) -> None:
         """Show one of the bodies, and give it the focus."""
         if self._shown is not wanted:
+            self._shown = wanted
             for one in self._bodies:
                 one.display = one is wanted
             wanted.focus()
             self.call_after_refresh(self.paint)  # whether the text scrolls depends on its height
-
-    @property
-    def _shown(self) -> Widget:
-        return next(one for one in self._bodies if one.display)
 
     def usable(self) -> Iterator[Key]:
         """Also the keys that scroll, if there is more than room for it."""

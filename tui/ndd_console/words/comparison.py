@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Iterator, Sequence
 
-from ndd_engine.text import MISSING, number, plural, rate, size
+from ndd_engine.text import MISSING, factor, number, plural, rate, size
 from ndd_engine.trial.compare import NOT_SET, Comparison, Difference, Recorded, SeveralCompared, phase_names
 
 from .blocks import Block, Diff, NamedValues, Table, clip, ns
@@ -98,8 +98,8 @@ def _speed(comparison: Comparison) -> Iterator[tuple[str, str]]:
         interval = "too few measuring intervals for a confidence interval"
     else:
         verdict = _DISTURBED if comparison.disturbed else _VERDICTS.get(comparison.verdict, _INCONCLUSIVE)
-        interval = f"95 % CI {speed.low:.3f} to {speed.high:.3f}: {verdict}"
-    yield "speed", f"B/A {speed.ratio:.3f}x, {interval}"
+        interval = f"95 % CI {_ratio(speed.low)} to {_ratio(speed.high)}: {verdict}"
+    yield "speed", f"B/A {_ratio(speed.ratio)}x, {interval}"
     yield "", f"A {rate(comparison.a.rate.value, unit)}, B {rate(comparison.b.rate.value, unit)}"
     used = f"A {_used(comparison.a)}; B {_used(comparison.b)}"
     yield "", f"measuring intervals used: {used}; evaluations and checkpoints excluded"
@@ -143,8 +143,13 @@ def _mean_ns(side: Recorded) -> float | None:
 def _row(
     label: str, form: Callable[[float | None], str], a: float | None, b: float | None
 ) -> tuple[str, ...]:
-    over = f"{b / a:.3f}" if a and b is not None else MISSING
+    over = _ratio(b / a) if a and b is not None else MISSING
     return clip(label, _LABEL), form(a), form(b), over
+
+
+def _ratio(ratio: float) -> str:
+    """Three digits after the point, since small differences count here; else as other ratios: "25.3", "0.00012"."""
+    return f"{ratio:.3f}" if 0.1 <= ratio < 10 else factor(ratio)
 
 
 def _value(value: float | None) -> str:
@@ -178,11 +183,12 @@ def _speeds(comparison: SeveralCompared) -> Iterator[tuple[str, ...]]:
     yield "A", "1.000x", "", "baseline", ns(baseline.step_p50_ns), size(baseline.peak_bytes)
     for letter, candidate in zip(LETTERS[1:], comparison.candidates, strict=False):
         speed = candidate.speed
-        known = speed.low is not None and speed.high is not None and candidate.verdict != "not comparable"
-        interval = f"{speed.low:.3f} to {speed.high:.3f}" if known else MISSING
+        interval = MISSING
+        if speed.low is not None and speed.high is not None and candidate.verdict != "not comparable":
+            interval = f"{_ratio(speed.low)} to {_ratio(speed.high)}"
         verdict = _SHORT.get(candidate.verdict, "inconclusive")
         figures = ns(candidate.b.step_p50_ns), size(candidate.b.peak_bytes)
-        yield letter, f"{speed.ratio:.3f}x", interval, verdict, *figures
+        yield letter, f"{_ratio(speed.ratio)}x", interval, verdict, *figures
 
 
 def _scores(comparison: SeveralCompared) -> Iterator[Block]:

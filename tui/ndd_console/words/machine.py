@@ -198,7 +198,7 @@ def _rows(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "fits", f"--set batch.micro={micro} --set batch.accumulation={times} ({what})"
     if report["step_range_s"] is not None:
         low, high = map(duration, report["step_range_s"])
-        step = f"estimated, {low} to {high}: {report['decides']} decides"
+        step = f"predicted, {low} to {high}, limited by the {report['decides']}"
     if report["ranks"] > 1:
         step += "; without the time to exchange gradients"
     doubts = [*([report["busy"]["text"]] if report["busy"] else []), *filter(None, [report["step_doubt"]])]

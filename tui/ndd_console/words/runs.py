@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ndd_engine.train.checkpoint import Exported
 
 
-NO_RUNS = "no runs yet; to observe a script of your own: ndd-console run -- python train.py"
+NO_RUNS = "no runs yet; to observe your script: ndd-console run -- python train.py"
 
 
 def no_runs_text(root: Path) -> str:

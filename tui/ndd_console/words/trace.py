@@ -26,7 +26,7 @@ TRACE_METHODS = (
     ("idle by cause", "what the host was doing, or that the next kernel had been launched before the gap"),
     ("phases", "ranges first, then the work of the autograd engine and uploads, then the other operators"),
     ("communication", "exposed: no other kernel runs beside the collective; hidden: the rest"),
-    ("potential gain", POTENTIAL_GAIN),
+    ("at most", POTENTIAL_GAIN),
 )
 
 

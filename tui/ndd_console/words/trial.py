@@ -82,7 +82,7 @@ def trial_blocks(trial: TrialEvent, title: str = "") -> Iterator[Block]:
     if rows:
         columns = ("", "step", "throughput", "setup", "peak memory")
         yield Table(title, columns, tuple(rows), frozenset(range(1, 5)), wide=0)
-    told = [*verdict_parts(trial), *(["in effect"] if trial.in_effect else [])]
+    told = [*verdict_parts(trial), *(["the change is in effect"] if trial.in_effect else [])]
     if trial.break_even_steps:
         told.append(breaks_even(trial.break_even_steps))
     yield Text(f"{title}: {'; '.join(told)}" if title and not rows else "; ".join(told))
