@@ -18,7 +18,7 @@ from ndd_engine.measure import process_watch, reporting, trainer_watch
 from ndd_engine.measure.stalls import Frame, Stalls, Standing, explained
 from ndd_engine.measure.trainer_watch import PreparationWatch, TrainerWatch, TrainingThread
 from ndd_engine.record.event import NO_HANGS, OVER
-from ndd_engine.record.events import DeathEvent, Event, StageEvent, StallEvent
+from ndd_engine.record.events import DeathEvent, Event, MarkEvent, StageEvent, StallEvent
 from ndd_watch.clock import PhaseClock
 from ndd_watch.looks import own
 
@@ -166,6 +166,19 @@ def test_a_run_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     watch.stop()
     watch.stop()
     assert "ndd-watch" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_watch_that_fails_says_so_once() -> None:
+    def broken() -> bool:
+        raise ZeroDivisionError("of ours")
+
+    told: list[Event] = []
+    watch = TrainerWatch(TrainingThread(PhaseClock(), lambda: 7), told.append, broken)
+    watch.look()
+    watch.look()
+    (note,) = told
+    assert isinstance(note, MarkEvent) and note.step == 7
+    assert "hangs" in note.text and "ZeroDivisionError: of ours" in note.text
 
 
 @pytest.mark.parametrize("hangs", [True, False])

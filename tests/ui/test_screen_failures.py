@@ -42,3 +42,23 @@ async def test_an_error_while_drawing_is_shown_and_reported(
     assert app.return_value == "quit" and report_failure(app) == 1
     told = capsys.readouterr().err
     assert "Traceback" in told and "ZeroDivisionError" in told and "\x1b" not in told
+
+
+@pytest.mark.parametrize("name", SCREENS)
+async def test_a_screen_that_was_left_is_not_drawn(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = serve.SCREENS[name]
+    app = scene.app(PLAIN)
+    async with app.run_test(size=(80, 24)) as pilot:
+        await serve.press(pilot, scene.keys)
+        screen = app.screen
+        assert isinstance(screen, KeyScreen)
+        drawn: list[tuple[int, int]] = []
+        monkeypatch.setattr(type(screen), "draw", lambda self, *size: drawn.append(size))
+        screen.paint()
+        assert drawn == [(80, 24)]
+        if len(app.screen_stack) > 1:
+            app.pop_screen()
+            drawn.clear()
+            screen.paint()  # as a resize does that arrives meanwhile
+            assert drawn == []
+        app.leave()

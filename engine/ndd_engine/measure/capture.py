@@ -126,10 +126,10 @@ class FunctionProfiles:
             self._allowance.add(self._clock.now() - self._begun - self._usual_ns)
         self._close_window(step)
         if not found["wall_ns"]:
-            self._tell(step, "another profiler began within the profiled step")
+            self._tell(_functions_of(step), step, "another profiler began within the profiled step")
             return
         functions, waits = _short(found["functions"]), _short(found["waits"])
-        seen = {} if self._looks is None else self._looks.end()
+        seen = self._seen(step)
         sizes = self._sizes
         self._counted(sizes)
         sizes.handlers()
@@ -172,13 +172,15 @@ class FunctionProfiles:
     def _begin_aside(self) -> bool:
         try:
             return not self._profiler.begin()
-        except Exception:  # noqa: BLE001  the evaluation continues without it
+        except Exception as error:  # noqa: BLE001  the evaluation continues without it
+            self._tell("the functions of an evaluation or a checkpoint", self._step, said(error))
             return False
 
     def _end_aside(self, phase: str) -> dict[str, Any]:
         try:
             return self._profiler.end(_roots(), {}, phase)
-        except Exception:  # noqa: BLE001  as above
+        except Exception as error:  # noqa: BLE001  as above
+            self._tell("the functions of an evaluation or a checkpoint", self._step, said(error))
             return {"functions": [], "calls": []}
 
     def _put_aside(self, found: dict[str, Any]) -> None:
@@ -229,14 +231,21 @@ class FunctionProfiles:
     def _skip(self, step: int, reason: str) -> None:
         self.close()
         self._close_window(step)
-        self._tell(step, reason)
+        self._tell(_functions_of(step), step, reason)
 
-    def _tell(self, step: int, reason: str) -> None:
-        """Say once why no functions are known."""
+    def _seen(self, step: int) -> dict[str, Any]:
+        """What the other looks at a profiled step have found."""
+        try:
+            return {} if self._looks is None else self._looks.end()
+        except Exception as error:  # noqa: BLE001  the functions are known nonetheless
+            self._tell(f"embeddings and kept graphs of step {step + 1:,}", step, said(error))
+            return {}
+
+    def _tell(self, what: str, step: int, reason: str) -> None:
+        """Say once why something is not known."""
         if not self._reported:
             self._reported = True
-            text = f"the functions of step {step + 1:,} were not profiled: {printable(reason)}"
-            self._reporter.put(MarkEvent("note", step, text))
+            self._reporter.put(MarkEvent("note", step, f"{what} were not profiled: {printable(reason)}"))
 
     def mark(self, index: int) -> None:
         """The clock tells that a phase begins."""
@@ -248,6 +257,10 @@ class FunctionProfiles:
             self._profiler.mark(ended)
         except Exception:  # noqa: BLE001  the functions keep the phases known so far
             self._clock.gpu.listen(None)
+
+
+def _functions_of(step: int) -> str:
+    return f"the functions of step {step + 1:,}"
 
 
 def _short(rows: Sequence[Sequence[Any]]) -> list[Any]:

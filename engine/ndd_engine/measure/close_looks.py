@@ -52,37 +52,34 @@ class CloseLooks:
 
     def begin(self) -> None:
         """A profiled step begins."""
-        with suppress(Exception):
-            self._thread, self._tables = get_ident(), Tables(torch, self._looks)
-            self._retained.end()
-            self.spent_ns = 0
-            if not _compiled():
-                self._tables.enters(self._model, 1, None)
-                self._handles = [
-                    module.register_forward_pre_hook(self._reads)
-                    for module in self._model.modules()
-                    if isinstance(module, _EMBEDDINGS)
-                ]
-            if self._handles or self._keeps:
-                self._hear()
+        self._thread, self._tables = get_ident(), Tables(torch, self._looks)
+        self._retained.end()
+        self.spent_ns = 0
+        if not _compiled():
+            self._tables.enters(self._model, 1, None)
+            self._handles = [
+                module.register_forward_pre_hook(self._reads)
+                for module in self._model.modules()
+                if isinstance(module, _EMBEDDINGS)
+            ]
+        if self._handles or self._keeps:
+            self._hear()
 
     def end(self) -> dict[str, Any]:
         """It has ended: fields of its event."""
-        found: dict[str, Any] = {}
-        with suppress(Exception):
-            self._forget()
-            tables, self._tables = self._tables, None
-            found["anomaly"] = torch.is_anomaly_enabled()
-            if tables is not None:
-                found["tables"] = [tuple(row) for row in tables.found(self._optimizers())]
-            if self._retained.where is not None:
-                file, line = self._retained.where
-                found["retains"], self.news = (short(file), line), False
-            elif self._keeps:
-                self._retained.begin()
-                self._seen = self._step()
-                if self._retained.active:
-                    self._hear()
+        self._forget()
+        tables, self._tables = self._tables, None
+        found: dict[str, Any] = {"anomaly": torch.is_anomaly_enabled()}
+        if tables is not None:
+            found["tables"] = [tuple(row) for row in tables.found(self._optimizers())]
+        if self._retained.where is not None:
+            file, line = self._retained.where
+            found["retains"], self.news = (short(file), line), False
+        elif self._keeps:
+            self._retained.begin()
+            self._seen = self._step()
+            if self._retained.active:
+                self._hear()
         return found
 
     def drop(self) -> None:

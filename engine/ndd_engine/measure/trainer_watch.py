@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
+from ndd_engine.errors import said
 from ndd_engine.record.event import OVER
-from ndd_engine.record.events import Event, StageEvent, StallEvent
+from ndd_engine.record.events import Event, MarkEvent, StageEvent, StallEvent
+from ndd_engine.text import printable
 from ndd_watch.clock import PhaseClock
 
 from .process_watch import ProcessWatch
@@ -69,6 +71,7 @@ class TrainerWatch:
         told = None if workers is None else WorkerWatch(workers)
         self._watch = ProcessWatch(lambda _: trainer.stack(), trainer.others, workers=told)
         self.children = self._watch.children
+        self._failed = False
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work, name="ndd-watch", daemon=True)
 
@@ -80,16 +83,24 @@ class TrainerWatch:
         """Stop watching; safe to call twice."""
         self._stopping.set()
         self._thread.join(2.0)
-        with suppress(Exception):
-            for event in self._watch.finish(self._trainer.steps):
-                self._put(event)
+        self._record(lambda: self._watch.finish(self._trainer.steps))
         self._watch.close()
 
     def look(self) -> None:
         """Record what is new. Never raises."""
-        with suppress(Exception):
-            for event in self._watch.look([] if self._paused() else [self._trainer]):
+        self._record(lambda: self._watch.look([] if self._paused() else [self._trainer]))
+
+    def _record(self, found: Callable[[], Iterable[Event]]) -> None:
+        """Record these events. If that fails, say so once: hangs would not be told."""
+        try:
+            for event in found():
                 self._put(event)
+        except Exception as error:  # noqa: BLE001  the run continues without it
+            if not self._failed:
+                self._failed = True
+                text = f"hangs and loader workers may not be told: {printable(said(error))}"
+                with suppress(Exception):
+                    self._put(MarkEvent("note", self._trainer.steps, text))
 
     def _work(self) -> None:
         while not self._stopping.wait(PERIOD_S):
@@ -138,6 +149,8 @@ class PreparationWatch:
         # A preparation that computes may take long. Children and files are those of its measurements.
         if isinstance(event, StallEvent) and event.kind not in self._no_hangs:
             self._told = True
+            self._put(event)
+        elif isinstance(event, MarkEvent):
             self._put(event)
 
     def _continues(self) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from ndd_engine.config.schema import Config
 from ndd_engine.diagnose.model_rules import LARGE, advice_text, cause_text
-from ndd_engine.errors import TrainingError
+from ndd_engine.errors import TrainingError, said
 from ndd_engine.measure import memory
 from ndd_engine.measure.capture import CapturePlan, CaptureSchedule, FunctionProfiles
 from ndd_engine.measure.memory import holders_event
@@ -23,7 +23,7 @@ from ndd_engine.measure.reporting import LossReader, Reporter, StepWork, first_b
 from ndd_engine.record.events import Json, MarkEvent, NotFiniteEvent
 from ndd_engine.record.rundir import resume_text
 from ndd_engine.run.control import pause_mark, resume_mark
-from ndd_engine.text import size
+from ndd_engine.text import printable, size
 from ndd_engine.train.data.loader import OwnOrder, at_pass_end, end_pass
 from ndd_engine.workloads.base import Batch
 from ndd_engine.workloads.result import EPOCH
@@ -334,8 +334,10 @@ class Loop:
         self._window()
         gc.unfreeze()  # frozen by `prepare_run`: frozen objects are in no look
         try:
-            with contextlib.suppress(Exception):  # whatever this process keeps, it does not end the training
-                look()
+            look()
+        except Exception as error:  # noqa: BLE001  whatever this process keeps, it does not end the training
+            text = f"what the process keeps is not known: {printable(said(error))}"
+            self.put(MarkEvent("note", self.step, text))
         finally:
             gc.freeze()
         self.reporter.skip()

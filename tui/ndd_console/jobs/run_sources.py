@@ -296,8 +296,8 @@ class HomeFolder:
         for run in all_runs(self.root):
             try:
                 row, damage = run_row(run)
-            except Exception:  # noqa: BLE001  one run must not hide the others
-                row, damage = RunRow(run.name, "", "unreadable", 0, 0, None, "", False), ""
+            except Exception as error:  # noqa: BLE001  one run must not hide the others
+                row, damage = RunRow(run.name, "", "unreadable", 0, 0, None, "", False), error_text(error)
             rows.append(row)
             damaged |= {run.name: damage} if damage else {}
         self.damaged = damaged

@@ -214,9 +214,9 @@ class KeyScreen(Screen[None], inherit_bindings=False):
         raise NotImplementedError
 
     def paint(self) -> None:
-        """Draw the screen if its size is known."""
+        """Draw the screen if its size is known and it has not been left: a resize may arrive after that."""
         width, height = self.app.size
-        if not width or not height:
+        if not width or not height or self not in self.app.screen_stack:
             return
         try:
             self.draw(width, height)
