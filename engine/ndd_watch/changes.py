@@ -267,7 +267,7 @@ def _non_blocking(here: Conditions) -> Iterator[Candidate]:
     pinned = here.settings.get("loader.pin_memory")
     if pinned is not None and not here.settings.get("loader.non_blocking"):
         more = () if pinned else ("loader.pin_memory=true",)
-        title = "copies that do not wait" if pinned else "pinned memory, copies that do not wait"
+        title = "asynchronous copies" if pinned else "pinned memory, asynchronous copies"
         yield Candidate("non-blocking", title, (*more, "loader.non_blocking=true"), missing=here.no_gpu)
 
 
@@ -409,7 +409,7 @@ _ROWS = (
         tries=Once("pin-memory", missing=lambda here: here.no_gpu),
     ),
     Row(
-        "loader.non_blocking", "copies that do not wait", NonBlocking, AROUND,
+        "loader.non_blocking", "asynchronous copies", NonBlocking, AROUND,
         OfLoop(
             "copies", lambda value: "non_blocking=True" if value else "",
             "copy batches from pinned memory with .to(device, non_blocking=True)",

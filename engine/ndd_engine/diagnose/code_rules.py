@@ -224,7 +224,7 @@ def slow_function(view: View) -> Finding | None:
     if _environment(found.name) or (inner is not None and _environment(inner.function, inner.library)):
         text = ENVIRONMENT
     elif waits:
-        text = "look at what it waits for: have that done ahead, in another thread or process"
+        text = "prepare what it waits for ahead of time, in another thread or process"
     elif inner is not None and inner.library:
         text = (
             f"call {inner.what} less often: once for all items, or before training, or keep what it returns"
@@ -468,7 +468,7 @@ def outside(view: View) -> Finding | None:
     draft.add(taken(cost, "what is neither data, model nor optimizer takes"))
     if rare:
         draft.saw(
-            f"most steps need {span(usual_ns or 0)} of it: it comes at once, before or after some steps",
+            f"most steps take {span(usual_ns or 0)} of it: it comes in bursts, before or after some steps",
             CLOCK,
         )
     for call in called[: MOST_INSIDE * named]:

@@ -278,7 +278,7 @@ def _with_workers(view: View, found: Finding) -> Finding:
     if function is not None:
         more.insert(0, worker_facts.function_evidence(function))
         if function[4] >= worker_facts.MOSTLY and " in " not in title:
-            title += f", in workers most of it for {worker_facts.where(function)}"
+            title += f", mostly for {worker_facts.where(function)} in the workers"
     evidence = (*found.evidence, *more, *([need] if need is not None else ()))
     ordered = worker_facts.beside_first if begins else worker_facts.ranked
     changes = ordered(view, found.changes)

@@ -464,7 +464,7 @@ def piling_up(view: View) -> Finding | None:
     found = counted(view, (newest.step - first.step) * EACH_STEP, ADDED)
     if found is None:
         return None
-    title = f"{found.title.removeprefix('while ')}: the training adds some again and again"
+    title = f"{found.title.removeprefix('while ')}: the training keeps adding some"
     draft = FindingDraft("piling-up", title, None, "certain")
     draft.saw(found.evidence, PROFILER)
     draft.change(found.advice, where=found.where)

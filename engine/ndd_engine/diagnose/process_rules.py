@@ -30,7 +30,7 @@ CRASHES = ("SIGSEGV", "SIGABRT", "SIGILL", "SIGFPE")
 LEFT_OPEN = {
     "shared memory": "tensors that loader workers sent are kept, and each holds descriptors",
     "socket": "network connections stay open",
-    "pipe": "pipes stay open, as of processes or loaders that are made and not ended",
+    "pipe": "pipes stay open, for example those of processes or loaders that are never shut down",
 }
 # Kind -> what to change.
 CLOSE = {
@@ -74,7 +74,9 @@ def _remedy(death: DeathEvent) -> str:
         return "the kernel's log (dmesg) tells whether memory ran out; with num_workers=0 an error shows where it is"
     if death.how == "SIGKILL":
         if death.oom_kills == 0:
-            return "somebody, a job scheduler or a limit of memory outside of this control group has killed it (dmesg)"
+            return (
+                "a user, a job scheduler or a memory limit outside this control group killed it (see dmesg)"
+            )
         return "memory most likely ran out: use fewer workers, smaller batches or less prefetching"
     if death.how == "SIGBUS":
         return "/dev/shm is most likely full: enlarge it (docker run --shm-size), or use fewer workers"
@@ -306,13 +308,13 @@ def _replicated_changes(view: View, draft: FindingDraft) -> None:
 
 
 def skew(view: View) -> Finding | None:
-    """Ranks that wait for each other, for another one each time."""
+    """Ranks that wait for each other, each time for a different one."""
     ranks, cost = view.snapshot.ranks, view.cost(SKEW)
     if ranks is None or ranks.late is not None or not cost.clear:
         return None
     if ranks.alternating_ns < MOST_OF * ranks.skew_ns:
         return None  # one rank is the slowest, but not a straggler
-    title = f"ranks wait for each other {percent(cost.share)} of each step, for another one each time"
+    title = f"ranks wait for each other for {percent(cost.share)} of each step, each time for a different one"
     draft = FindingDraft("skew", title, cost)
     draft.add(taken(cost, "waiting for slower ranks takes", RANK_CLOCKS))
     apart = {name: ns - ranks.phases[name] for name, (ns, _) in ranks.longest.items() if name in ranks.phases}

@@ -291,7 +291,9 @@ def small_operations(view: View) -> Finding | None:
     draft.change(
         "compile the model, which fuses them", *(() if compiled else ("speed.compile=default",)), where=where
     )
-    draft.change("or do the same by fewer operators on larger tensors, such as stacked ones", where=where)
+    draft.change(
+        "or do the same with fewer operators on larger tensors, for example by stacking them", where=where
+    )
     return draft.done()
 
 

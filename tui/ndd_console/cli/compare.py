@@ -36,8 +36,8 @@ from .printing import say, show
 def compare(asked: Asked) -> int:
     """Run B, and any further ones, are compared with run A. Each is the name of a run or the path of its folder.
 
-    Shows how speed, phases, memory and losses changed. The 95 % CI of a speedup covers variation within the two runs,
-    not variation between repeated runs.
+    Shows how speed, phases, memory and losses changed. The 95 % CI of a speedup covers variation within the two runs
+    and the usual difference between repeated runs on this machine.
     """
     share = None if asked.limit is None else share_of(asked.limit)
     names = (asked.a, asked.b, *asked.more)
