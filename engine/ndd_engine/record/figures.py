@@ -229,8 +229,8 @@ def core_use(usable: float | None, samples: Sequence[SampleEvent]) -> CoreUse | 
 
 
 def others_text(use: CoreUse, verb: str = "use") -> str:
-    """ "other processes use 1.2 of 2 cores, python the most"."""
-    most = f", {printable(use.neighbours[0][1])} the most" if use.neighbours else ""
+    """ "other processes use 1.2 of 2 cores, mainly python"."""
+    most = f", mainly {printable(use.neighbours[0][1])}" if use.neighbours else ""
     return f"other processes {verb} {use.others:.1f} of {use.usable:g} cores{most}"
 
 
