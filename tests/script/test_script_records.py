@@ -291,6 +291,20 @@ def test_steps_of_several_optimizers_are_told_where_their_numbers_differ(
     assert len(lines) == (text is not None) and all(line.endswith(text or "") for line in lines)
 
 
+@pytest.mark.parametrize("seen", [True, False])
+def test_what_was_not_seen_of_the_steps_is_said(told: Told, seen: bool) -> None:
+    told.put("run", **run_line())
+    for _ in range(10):
+        told.process.step(wait_ms=2 * seen)
+    told.process.window(120, items=160 * seen)
+    told.new()
+    lacking = [line for line in told.not_shown if "not seen" in line or "not counted" in line]
+    assert len(lacking) == (0 if seen else 2)
+    if not seen:
+        assert lacking[0].startswith("not seen in the optimizer steps: backward (")
+        assert lacking[1].startswith("items/s: not counted")
+
+
 def test_texts_of_a_script_control_no_terminal_and_damaged_lines_cost_themselves(told: Told) -> None:
     told.put("run", **run_line())
     data = {"file": "a.py", "line": 3, "function": "f", "timed": False}
