@@ -141,7 +141,7 @@ def resources() -> Iterator[Case]:
         yield Case(f"files of at most {size:,} bytes", TRAIN, (0, 1, 2), "File too large", limits)
     words = "File too large|loader worker"
     yield Case("files of 20,000 bytes with a worker", WORKER, (0, 1, 2), words, {"RLIMIT_FSIZE": 20_000})
-    words = "MemoryError|[Cc]annot allocate|out of memory|bad_alloc|failed to map|allocat"
+    words = "MemoryError|[Cc]annot allocate|out of memory|bad_alloc|failed to map|allocat|ulimit -v"
     for size in (150, 300, 600, 1200, 3000):
         # Native code may also abort when memory runs out.
         limits = {"RLIMIT_AS": size << 20}

@@ -168,7 +168,8 @@ class Run:
                 where = printable(str(error.filename or directory.path))
                 raise UsageError(f"cannot write to {where}: {error.strerror}") from None
             except RuntimeError as error:
-                raise MachineError(f"{error}: too many processes and threads (ulimit -u)") from None
+                reason = "too many processes and threads (ulimit -u), or no memory for the stack of another (ulimit -v)"
+                raise MachineError(f"{error}: {reason}") from None
             undo.pop_all()
         return run
 

@@ -550,7 +550,11 @@ class ScriptSides(Sides):
         if self.by_epochs and not all(facts.steps_per_epoch for facts in self.facts):
             return "no second epoch began in the first steps, and the change acts only between epochs; raise --budget"
         _, _, in_effect, _ = self.facts[1].settings.get("precision.amp", ("", "", None, ""))
-        return "nothing is measured, since the script cannot train so" if in_effect is False else ""
+        return (
+            "nothing is measured, since the script cannot train with this setting"
+            if in_effect is False
+            else ""
+        )
 
     def period(self, index: int, step_s: float) -> int:
         key = "run.gc_every_steps"
