@@ -147,7 +147,8 @@ def check_resumed(runs: Runs, run: RunDir, resumable: bool) -> None:
         if run.path.exists():
             found = runs.order(["train", "--headless", "--resume", run.name])
             assert found["status"] in (1, 2), found
-            assert len(found["output"].strip().splitlines()) < 12 and "Traceback" not in found["output"]
+            # Each stage of the preparation has a line.
+            assert len(found["output"].strip().splitlines()) < 16 and "Traceback" not in found["output"]
         return
     found = runs.order(["train", "--headless", "--resume", run.name])
     if found["status"] == 2:
