@@ -117,6 +117,9 @@ def test_time_outside_the_model_is_that_of_the_function_which_contains_most_of_i
         return calling(8.0, small, functions=step).named("user-code")
 
     assert found().title.endswith("most of it in train.py:9 in Watch.on_batch_end")
+    # A smaller one that does nothing but call a phase, which is in its total.
+    others.append(["/me/train.py", 3, "backward", 1, 6 * MS, MS // 100, "", "other"])
+    assert found().title.endswith("most of it in train.py:9 in Watch.on_batch_end")
     assert "every few steps" in found().changes[0].text
     assert "several environments" in found("CartEnv.step").changes[0].text
     assert "Tensor.tolist" in found("Source.__iter__").title and "Tensor.tolist" in found(ms=2.0).title

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ndd_engine.record.events import FunctionsEvent
 from ndd_engine.record.figures import obeyed
 from ndd_engine.text import counted, percent, printable, span
 from ndd_watch.called import logs
@@ -146,6 +147,8 @@ WAITING = frozenset({
 })  # fmt: skip
 # Least part of a step that is told although nothing shows what takes it.
 UNNAMED = 0.2
+# Part of the time of a function that its own code and known calls of it take: less is that of another phase within it.
+LEAST_SEEN = 0.1
 # Of a generator of the user: they take what it reads, which is waiting for data, and what its function does.
 _READS = frozenset({"next", "__next__"})
 # Of an evaluation: they may take what a generator of the user does, as in sum(loss(batch) for batch in loader).
@@ -501,7 +504,10 @@ def _of_step(view: View, call: LibraryCall) -> bool:
 
 
 def _contains(view: View) -> tuple[str, str] | None:
-    """(name, place) of the user's innermost function with most of what the profiled step does outside all phases."""
+    """(name, place) of the user's innermost function with most of what the profiled step does outside all phases.
+
+    A function that only calls another phase, such as one around `loss.backward()`, has that in its total as well.
+    """
     found = view.snapshot.functions
     if found is None:
         return None
@@ -513,8 +519,19 @@ def _contains(view: View) -> tuple[str, str] | None:
         if phase == "other"
         and MOST_OF * whole <= total <= whole
         and not name.endswith(("__iter__", "__next__"))
+        and _seen_ns(found, name) >= LEAST_SEEN * total
     ]
     return (min(rows)[3], place(*min(rows)[1:])) if rows else None
+
+
+def _seen_ns(found: FunctionsEvent, name: str) -> int:
+    """What a profiled step has seen of a function outside all phases: its own time, and that of what it calls."""
+    names, size = {name}, 0
+    while len(names) > size:
+        size = len(names)
+        names |= {row[2] for row in found.functions if row[6] in names}
+    own = sum(row[5] for row in found.functions if row[2] in names and row[7] == "other")
+    return own + sum(call[6] for call in found.calls if call[2] in names and call[7] == "other")
 
 
 RULES = (slow_function, logging_calls, outside, own_saves)
