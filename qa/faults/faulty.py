@@ -217,12 +217,12 @@ FAULTS: list[Case] = [
     ),
     *three(
         "worker-memory",
-        "a loader worker copies 0.5, 1 and 2 million Python objects of the dataset as it reads them",
-        [(OWN, (f"workload.options.notes={count}",)) for count in (500_000, 1_000_000, 2_000_000)],
-        sets=[*SHORT_STEPS, "loader.workers=1"],
-        cure=["workload.options.notes=0"],
-        factory="noting",
-        seconds=14.0,
+        "a loader worker keeps 8, 16 and 32 KB of each item",
+        [(OWN, (f"workload.options.keep_kb={size}",)) for size in (8, 16, 32)],
+        sets=[*SHORT_STEPS, "loader.workers=1", "loader.persistent=true", "workload.options.most=0"],
+        cure=["workload.options.most=100"],
+        factory="hoarding",
+        seconds=25.0,
         proved=False,
     ),
     # What ends a run, or keeps it from going on.

@@ -62,8 +62,9 @@ INNOCENTS: list[Case] = [
         factory="keeping",
     ),
     _innocent(
-        "numbers-in-worker", OWN, "a loader worker reads numbers of a tensor, which it does not copy",
-        (*SHORT_STEPS, "loader.workers=1"), ("worker-memory",), factory="noting", seconds=14.0,
+        "newest-in-worker", OWN, "a loader worker keeps the newest 100 items",
+        (*SHORT_STEPS, "loader.workers=1", "loader.persistent=true"), ("worker-memory",), factory="hoarding",
+        seconds=14.0,
     ),
     _innocent(
         "small-table", OWN, "a step reads all rows of a table of 64", ("batch.micro=256", "workload.options.rows=64"),

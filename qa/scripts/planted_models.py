@@ -189,16 +189,22 @@ def keeping(settings: Any) -> dict[str, Any]:
     return {"model": Net(1024), "train_data": in_memory(), "loss": loss, "forward": forward}
 
 
-def noted(notes: list[dict[str, int]], numbers: Tensor, index: int) -> tuple[Tensor, Tensor]:
-    """An item with a value of Python objects, or of a tensor without these."""
-    value = notes[index * 37 % len(notes)]["number"] if notes else int(numbers[index])
-    return torch.full((WIDTH,), value % 7 / 7), torch.full((1,), value % 3 / 3)
+# What a loader worker has made.
+_made: deque[Tensor] = deque()
 
 
-def noting(settings: Any) -> dict[str, Any]:
-    """Options: notes: Python objects that the dataset keeps, and workers copy by reading them; 0 for a tensor."""
-    notes = [{"number": number} for number in range(settings.option("notes", 0))]
-    data = Items(64 * ITEMS, partial(noted, notes, torch.arange(64 * ITEMS)))
+def made(kilobytes: int, most: int, index: int) -> tuple[Tensor, Tensor]:
+    """An item, of which the worker keeps so much: of all items, or of the newest ones."""
+    _made.append(torch.ones(kilobytes * 256))
+    if most and len(_made) > most:
+        _made.popleft()
+    return torch.full((WIDTH,), index % 7 / 7), torch.full((1,), index % 3 / 3)
+
+
+def hoarding(settings: Any) -> dict[str, Any]:
+    """Options: keep_kb: what a loader worker keeps of each item; most: of so many items, 0 for all of them."""
+    kilobytes, most = settings.option("keep_kb", 16), settings.option("most", 100)
+    data = Items(40 * 64, partial(made, kilobytes, most))  # short passes: in the first one, it may be a cache
     return {"model": Net(), "train_data": data, "eval_data": in_memory(64), "loss": loss}
 
 

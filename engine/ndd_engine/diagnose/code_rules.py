@@ -285,7 +285,11 @@ def _function_around(view: View) -> SlowFunction | None:
 
 
 def _logged(view: View) -> list[LibraryCall]:
-    """What records values in a step, or draws a progress bar: calls of libraries, and functions of the user."""
+    """What records values in a step, or draws a progress bar: calls of libraries, and functions of the user.
+
+    Beside other programs, only what is called several times: a single call of a profiled step may have waited for a
+    core.
+    """
     found = [call for call in view.calls if call.logs]
     known = {(call.file, call.name) for call in found}
     own = (item for item in view.functions if logs(item.name, "") and (item.file, item.name) not in known)
@@ -293,6 +297,7 @@ def _logged(view: View) -> list[LibraryCall]:
         LibraryCall(one.file, one.line, one.name, one.name, "", one.calls, one.ns, one.share, one.phase)
         for one in own
     ]
+    found = [call for call in found if call.calls > 1 or not view.disturbed]
     return sorted(found, key=lambda call: -call.ns)
 
 
@@ -434,6 +439,12 @@ def outside(view: View) -> Finding | None:
         return None
     if model := sum(call.share for call in view.calls if _of_model(call)):
         cost = view.part(max(cost.share - model, 0.0))
+    # Where most steps need little of it, the profiled one does not tell what takes it.
+    usual_ns = view.phases["other"].p50_ns
+    rare = usual_ns is not None and usual_ns * view.stretched < data_facts.UNEVEN * cost.ns
+    totals = view.snapshot.totals
+    if rare and totals.recompile_ns:  # `recompile` names that
+        cost = view.part(max(cost.share - totals.recompile_ns / totals.wall_ns, 0.0))
     if cost.share - view.collecting < 2 * FLOOR:
         return None
     if slow is not None and slow.share >= 2 * FLOOR and slow.ns >= MOST_OF * cost.ns:
@@ -450,9 +461,6 @@ def outside(view: View) -> Finding | None:
     found = view.where("other")
     line = found.line if found is not None and found.own else None
     title = f"code outside the model takes {percent(cost.share)} of each step"
-    # Where most steps need little of it, the profiled one does not tell what takes it.
-    usual_ns = view.phases["other"].p50_ns
-    rare = usual_ns is not None and usual_ns * view.stretched < data_facts.UNEVEN * cost.ns
     if rare:
         called = [call for call in called if call.ns >= MOST_OF * cost.ns]
     named = bool(called) and called[0].share >= FLOOR

@@ -269,8 +269,8 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
 
     Order: what has ended the run, keeps it from going on, or is not finite; steps that have become much slower;
     hazards; a model that is compiled no more. Then bottlenecks of the run, what takes memory without need, other
-    processes, bottlenecks whose change was tried and not faster, and findings that cost no time. Bottlenecks are sorted by the measured speedup of their
-    change; if there is none, by ceiling or share of the time.
+    processes, bottlenecks whose change was tried and not faster, and findings that cost no time. Bottlenecks are sorted
+    by the measured speedup of their change; if there is none, by ceiling or share of the time.
     """
     view = View(snapshot)
     found = [item for rule in ALWAYS if (item := rule(view)) is not None]
