@@ -181,6 +181,17 @@ def test_neighbours_cost_no_more_than_they_use_and_come_last(threads: int, wante
     assert "run two" in found.title
 
 
+def test_beside_other_programs_a_phase_that_is_rarely_long_is_not_blamed_on_a_profiled_call() -> None:
+    for used, named in ((1.9, True), (0.2, False)):
+        run = calling(4.5, called("Tensor.square", "torch", 4.0), host=cores(2.0, used))
+        snapshot = run.snapshot()
+        phases = [
+            replace(one, p50_ns=MS // 2 if one.name == "other" else one.host_ns) for one in snapshot.phases
+        ]
+        found = diagnose(replace(snapshot, phases=tuple(phases)))
+        assert any("Tensor.square" in item.title for item in found) == named
+
+
 def test_beside_other_programs_a_single_call_that_logs_is_not_blamed() -> None:
     busy = cores(2.0, 0.2, neighbours=[{"pid": 7, "name": "stress", "cores": 1.8, "stoppable": True}])
     for calls, host, first in ((1, None, "logging"), (1, busy, "user-code"), (12, busy, "logging")):

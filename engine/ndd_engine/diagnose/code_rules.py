@@ -461,13 +461,14 @@ def outside(view: View) -> Finding | None:
     found = view.where("other")
     line = found.line if found is not None and found.own else None
     title = f"code outside the model takes {percent(cost.share)} of each step"
+    # Beside other programs, any phase takes long now and then.
+    waited = rare and (view.neighboured or view.disturbed)
     if rare:
-        called = [call for call in called if call.ns >= MOST_OF * cost.ns]
+        called = [call for call in called if call.ns >= MOST_OF * cost.ns and not waited]
     named = bool(called) and called[0].share >= FLOOR
     environment = named and _environment(called[0].function, called[0].library)
     # A loss that no module computes, a few small tensors: nothing that could be done is known.
-    # Beside other programs, any phase takes long now and then.
-    unsure = line is None or (rare and view.neighboured)
+    unsure = line is None or waited
     if not named and unsure and cost.share < UNNAMED:
         return None
     whole = None if rare or (named and called[0].ns >= MOST_OF * cost.ns) else _contains(view)
