@@ -105,20 +105,21 @@ def test_what_a_framework_does_within_fit_is_no_advice() -> None:
 
 
 def test_time_outside_the_model_is_that_of_the_function_which_contains_most_of_it() -> None:
-    small = called("Tensor.tolist", "torch", 2.0, calls=6)
     others = [
         ["/me/train.py", 5, name, 1, total, MS, "", "other"]
         for name, total in (("main", 20 * MS), ("log", MS))
     ]
 
     def found(name: str = "Watch.on_batch_end", ms: float = 7.0) -> Finding:
-        row = ["/me/train.py", 9, name, 1, round(ms * MS), MS, "", "other"]
+        row = ["/me/train.py", 9, name, 1, round(ms * MS), 3 * MS, "", "other"]
         step = FunctionsEvent(100, 20 * MS, [*others, row], [])
+        small = called("Tensor.tolist", "torch", 2.0, name, calls=6)
         return calling(8.0, small, functions=step).named("user-code")
 
     assert found().title.endswith("most of it in train.py:9 in Watch.on_batch_end")
-    # A smaller one that does nothing but call a phase, which is in its total.
+    # Smaller ones that call a phase, which is in their totals.
     others.append(["/me/train.py", 3, "backward", 1, 6 * MS, MS // 100, "", "other"])
+    others.append(["/me/train.py", 4, "Net.training_step", 1, 5 * MS, 2 * MS, "", "other"])
     assert found().title.endswith("most of it in train.py:9 in Watch.on_batch_end")
     assert "every few steps" in found().changes[0].text
     assert "several environments" in found("CartEnv.step").changes[0].text

@@ -147,8 +147,8 @@ WAITING = frozenset({
 })  # fmt: skip
 # Least part of a step that is told although nothing shows what takes it.
 UNNAMED = 0.2
-# Part of the time of a function that its own code and known calls of it take: less is that of another phase within it.
-LEAST_SEEN = 0.1
+# Least part of the time of a function that its own code and known calls take: the rest may be another phase within it.
+LEAST_SEEN = 0.5
 # Of a generator of the user: they take what it reads, which is waiting for data, and what its function does.
 _READS = frozenset({"next", "__next__"})
 # Of an evaluation: they may take what a generator of the user does, as in sum(loss(batch) for batch in loader).
@@ -515,7 +515,7 @@ def _of_step(view: View, call: LibraryCall) -> bool:
 def _contains(view: View) -> tuple[str, str] | None:
     """(name, place) of the user's innermost function with most of what the profiled step does outside all phases.
 
-    A function that only calls another phase, such as one around `loss.backward()`, has that in its total as well.
+    A function that calls another phase as well, such as `training_step` the model, has that in its total.
     """
     found = view.snapshot.functions
     if found is None:
@@ -534,13 +534,18 @@ def _contains(view: View) -> tuple[str, str] | None:
 
 
 def _seen_ns(found: FunctionsEvent, name: str) -> int:
-    """What a profiled step has seen of a function outside all phases: its own time, and that of what it calls."""
+    """What a profiled step has seen of a function outside all phases, besides what it logs.
+
+    That is its own time, and that of what it calls. Its own has what libraries take, but for torch.
+    """
     names, size = {name}, 0
     while len(names) > size:
         size = len(names)
         names |= {row[2] for row in found.functions if row[6] in names}
     own = sum(row[5] for row in found.functions if row[2] in names and row[7] == "other")
-    return own + sum(call[6] for call in found.calls if call[2] in names and call[7] == "other")
+    calls = [call for call in found.calls if call[2] in names and call[7] == "other"]
+    torch = sum(call[6] for call in calls if call[4] == "torch")
+    return own + torch - sum(call[6] for call in calls if call[4] != "torch" and logs(call[3], call[4]))
 
 
 RULES = (slow_function, logging_calls, outside, own_saves)
