@@ -352,6 +352,8 @@ def tokenizing(own_ms: float, step_ms: float = 25.0, **phases_ms: float) -> Func
         # Steps and phases that the profiler made slower are scaled: 25 ms, of which the loop outside the model takes 5.
         (tokenizing(10.0, step_ms=50.0), 0.2),
         (tokenizing(8.1, step_ms=29.0, other=9.0), 0.18),
+        # It takes no longer than its phase does in a usual step, also where the profile has no length of it.
+        (replace(tokenizing(9.0, other=9.0), phases={}), 0.2),
     ],
 )
 def test_a_slow_function_is_named_with_its_line_its_caller_and_its_share(
