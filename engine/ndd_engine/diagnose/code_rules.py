@@ -273,7 +273,10 @@ def _function_of_script(view: View) -> SlowFunction | None:
     found = _without_logging(view)
     if found is None or (data_rules.made_by(view, found) and view.wait.share >= 2 * FLOOR):
         return None  # `data_wait` names it
-    return replace(found, share=min(found.share, view.exposed(found.phase)))
+    share = min(found.share, view.exposed(found.phase))
+    if found.phase in view.phases:  # of a usual step
+        share = min(share, view.cost(found.phase).share)
+    return replace(found, share=share, ns=min(found.ns, share * view.step_ns))
 
 
 def _function_around(view: View) -> SlowFunction | None:

@@ -427,8 +427,7 @@ class View:
                 factors[phase] = min(cost, max(profiled, median) * self.stretched) / max(profiled, ns)
             else:
                 distorted = found.wall_ns > DISTORTED * self.step_ns
-                most = self.cost(phase).ns / ns if ns and phase in self.phases else 1.0
-                factors[phase] = min(self.step_ns / found.wall_ns if distorted else 1.0, most)
+                factors[phase] = self.step_ns / found.wall_ns if distorted else 1.0
         whole = sum(ns * factors[phase] for phase, ns in sums.items())
         all_of_it = min(self.step_ns / whole, 1.0) if whole else 1.0
         return [ns * factors[phase] * all_of_it for phase, ns in rows]
