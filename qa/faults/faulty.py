@@ -215,6 +215,16 @@ FAULTS: list[Case] = [
         proved=False,
         place="planted_models.py",
     ),
+    *three(
+        "worker-memory",
+        "a loader worker keeps 8, 16 and 32 KB of each item",
+        [(OWN, (f"workload.options.keep_kb={size}",)) for size in (8, 16, 32)],
+        sets=[*SHORT_STEPS, "loader.workers=1", "loader.persistent=true", "workload.options.most=0"],
+        cure=["workload.options.most=100"],
+        factory="hoarding",
+        seconds=25.0,
+        proved=False,
+    ),
     # What ends a run, or keeps it from going on.
     *three(
         "not-finite",
@@ -324,6 +334,25 @@ FAULTS: list[Case] = [
         cure=["workload.options.more=0", "workload.options.hooks=0"],
         factory="growing",
         seconds=14.0,
+        proved=False,
+    ),
+    *three(
+        "dense-embedding",
+        "a step reads 256 rows of a table of 5,000, 20,000 and 80,000",
+        [(OWN, (f"workload.options.rows={rows}",)) for rows in (5_000, 20_000, 80_000)],
+        sets=OWN_BATCH,
+        cure=["workload.options.rows=16"],
+        factory="table",
+        proved=False,
+        place="table",
+    ),
+    *three(
+        "anomaly",
+        "autograd looks for anomalies in each step, with smaller and smaller models",
+        [(OWN, (f"workload.options.width={width}",)) for width in (512, 256, 64)],
+        sets=[*SHORT_STEPS, "workload.options.until=1000000000"],
+        cure=["workload.options.until=0"],
+        factory="debugging",
         proved=False,
     ),
     *three(

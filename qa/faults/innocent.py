@@ -62,6 +62,19 @@ INNOCENTS: list[Case] = [
         factory="keeping",
     ),
     _innocent(
+        "newest-in-worker", OWN, "a loader worker keeps the newest 100 items",
+        (*SHORT_STEPS, "loader.workers=1", "loader.persistent=true"), ("worker-memory",), factory="hoarding",
+        seconds=14.0,
+    ),
+    _innocent(
+        "small-table", OWN, "a step reads all rows of a table of 64", ("batch.micro=256", "workload.options.rows=64"),
+        ("dense-embedding",), factory="table",
+    ),
+    _innocent(
+        "debugged", OWN, "autograd looks for anomalies in the first 5 steps",
+        (*SHORT_STEPS, "workload.options.until=5"), ("anomaly",), factory="debugging",
+    ),
+    _innocent(
         "bounded-window", OWN, "each step sorts the newest 20,000 values, which it has after 50 steps",
         ("batch.micro=256", "workload.options.more=400", "workload.options.most=20000"), ("slowing",),
         factory="growing", seconds=14.0,

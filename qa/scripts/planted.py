@@ -351,7 +351,7 @@ def main() -> None:
         [[] for _ in range(each)] for _ in range(400_000 // each if each else 0)
     )
     if FAULT == "collects":  # whatever lives is looked at in each collection
-        parts.extend([[] for _ in range(1000)] for _ in range(int((MS or 1) * 50)))
+        parts.extend([[] for _ in range(1000)] for _ in range(int(MS * 50)))
     kept: deque[Tensor] | list[Tensor] = deque(maxlen=50) if is_twin("leak") else []
     board = Board()
     every = {"evaluate": 5 if MS else 400, "evaluate-joins": 50 if MS else 400}.get(FAULT)
@@ -379,7 +379,7 @@ def main() -> None:
         schedule(step)
         if due("log-norms", step):
             log_norms(model)
-        if due("collects", step):
+        if due("collects", step, 2000):
             gc.collect()
         checkpoint(model, step)
         if every and step % every == every - 1:

@@ -189,6 +189,25 @@ def keeping(settings: Any) -> dict[str, Any]:
     return {"model": Net(1024), "train_data": in_memory(), "loss": loss, "forward": forward}
 
 
+# What a loader worker has made.
+_made: deque[Tensor] = deque()
+
+
+def made(kilobytes: int, most: int, index: int) -> tuple[Tensor, Tensor]:
+    """An item, of which the worker keeps so much: of all items, or of the newest ones."""
+    _made.append(torch.ones(kilobytes * 256))
+    if most and len(_made) > most:
+        _made.popleft()
+    return torch.full((WIDTH,), index % 7 / 7), torch.full((1,), index % 3 / 3)
+
+
+def hoarding(settings: Any) -> dict[str, Any]:
+    """Options: keep_kb: what a loader worker keeps of each item; most: of so many items, 0 for all of them."""
+    kilobytes, most = settings.option("keep_kb", 16), settings.option("most", 100)
+    data = Items(40 * 64, partial(made, kilobytes, most))  # short passes: in the first one, it may be a cache
+    return {"model": Net(), "train_data": data, "eval_data": in_memory(64), "loss": loss}
+
+
 def opening(settings: Any) -> dict[str, Any]:
     """Options: every: after how many steps a file is opened, 0 for never; close: whether it is closed as well."""
     every, close = settings.option("every", 0), settings.option("close", 0)
@@ -391,6 +410,43 @@ class ManyScales(nn.Module):
 def scales(settings: Any) -> dict[str, Any]:
     """Options: count: number of small parameters."""
     return {"model": ManyScales(settings.option("count", 0)), "train_data": in_memory(), "loss": loss}
+
+
+# A table of which a step reads few rows.
+
+
+class WithTable(nn.Module):
+    """A net that adds a row of a table to each item."""
+
+    def __init__(self, rows: int) -> None:
+        super().__init__()
+        self.net = Net()
+        self.table = nn.Embedding(rows, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = (x[:, 0].abs() * 1e5).long() % self.table.num_embeddings
+        return self.net(x + self.table(rows))  # type: ignore[no-any-return]
+
+
+def table(settings: Any) -> dict[str, Any]:
+    """Options: rows: of the table."""
+    return {"model": WithTable(settings.option("rows", 16)), "train_data": in_memory(), "loss": loss}
+
+
+# A debugging mode that was left on.
+
+
+def debugging(settings: Any) -> dict[str, Any]:
+    """Options: until: the step until which autograd looks for anomalies, 0 for never; width of the net's layers."""
+    until, calls = settings.option("until", 0), itertools.count()
+
+    def forward(model: nn.Module, batch: Any) -> Any:
+        if model.training:
+            torch.autograd.set_detect_anomaly(next(calls) < until)
+        return model(batch[0])
+
+    model = Net(settings.option("width", 512))
+    return {"model": model, "train_data": in_memory(8 * ITEMS), "loss": loss, "forward": forward}
 
 
 # Dynamic shapes.

@@ -339,6 +339,11 @@ MODEL = [
         "user-code", {"kernels": capture(launch_gaps=30)}, {"kernels": capture(launch_gaps=2)}, (), "capture", own,
         functions=OWN_LOOP,
     ),
+    # Where other programs use the cores, operators wait for one as well.
+    pair(
+        "user-code", {"host": cores(2.0, 1.9)}, {"host": cores(2.0, 0.2)}, (), "shared", own,
+        kernels=capture(launch_gaps=30), functions=None,
+    ),
     pair(
         "small-micro", small_micro(2.2e6), small_micro(1.22e6), ("batch.micro=16", "batch.accumulation=1"),
         workload="summarise", sets=["batch.micro=2", "batch.accumulation=8"],
@@ -536,6 +541,11 @@ HAZARDS = [
     pair(
         "worker-memory", workers((100, 1500), (250, 1350), (330, 1270), (370, 1230)),
         workers((20, 640), (28, 640), (30, 640), (31, 640)), (), "copies",
+    ),
+    # The innocent's worker starts, which takes memory at once.
+    pair(
+        "worker-memory", workers((100, 1500), (250, 1350), (330, 1270), (370, 1230)),
+        workers((20, 130), (60, 98), (60, 98), (60, 98)), (), "starts",
     ),
     pair(
         "worker-memory", workers(*((100 + 20 * n, 600) for n in range(12))),

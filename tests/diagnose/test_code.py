@@ -105,17 +105,21 @@ def test_what_a_framework_does_within_fit_is_no_advice() -> None:
 
 
 def test_time_outside_the_model_is_that_of_the_function_which_contains_most_of_it() -> None:
-    small = called("Tensor.tolist", "torch", 2.0, calls=6)
     others = [
         ["/me/train.py", 5, name, 1, total, MS, "", "other"]
         for name, total in (("main", 20 * MS), ("log", MS))
     ]
 
     def found(name: str = "Watch.on_batch_end", ms: float = 7.0) -> Finding:
-        row = ["/me/train.py", 9, name, 1, round(ms * MS), MS, "", "other"]
+        row = ["/me/train.py", 9, name, 1, round(ms * MS), 3 * MS, "", "other"]
         step = FunctionsEvent(100, 20 * MS, [*others, row], [])
+        small = called("Tensor.tolist", "torch", 2.0, name, calls=6)
         return calling(8.0, small, functions=step).named("user-code")
 
+    assert found().title.endswith("most of it in train.py:9 in Watch.on_batch_end")
+    # Smaller ones that call a phase, which is in their totals.
+    others.append(["/me/train.py", 3, "backward", 1, 6 * MS, MS // 100, "", "other"])
+    others.append(["/me/train.py", 4, "Net.training_step", 1, 5 * MS, 2 * MS, "", "other"])
     assert found().title.endswith("most of it in train.py:9 in Watch.on_batch_end")
     assert "every few steps" in found().changes[0].text
     assert "several environments" in found("CartEnv.step").changes[0].text
@@ -176,6 +180,25 @@ def test_neighbours_cost_no_more_than_they_use_and_come_last(threads: int, wante
     found = run.named("neighbour-cores")
     assert found.share is not None and 1 / (1 - found.share) <= wanted + 0.01
     assert "run two" in found.title
+
+
+def test_beside_other_programs_a_phase_that_is_rarely_long_is_not_blamed_on_a_profiled_call() -> None:
+    for used, named in ((1.9, True), (0.2, False)):
+        run = calling(4.5, called("Tensor.square", "torch", 4.0), host=cores(2.0, used))
+        snapshot = run.snapshot()
+        phases = [
+            replace(one, p50_ns=MS // 2 if one.name == "other" else one.host_ns) for one in snapshot.phases
+        ]
+        found = diagnose(replace(snapshot, phases=tuple(phases)))
+        assert any("Tensor.square" in item.title for item in found) == named
+
+
+def test_beside_other_programs_a_single_call_that_logs_is_not_blamed() -> None:
+    busy = cores(2.0, 0.2, neighbours=[{"pid": 7, "name": "stress", "cores": 1.8, "stoppable": True}])
+    for calls, host, first in ((1, None, "logging"), (1, busy, "user-code"), (12, busy, "logging")):
+        logs = called("_LoggerConnector.on_batch_end", "lightning", 7.0, "<module>", calls=calls)
+        facts = {} if host is None else {"host": host}
+        assert calling(8.0, logs, **facts).verdict().cause == first
 
 
 @pytest.mark.parametrize(("own_cores", "most"), [(1.0, 1.1), (0.5, 2.3)])
@@ -270,23 +293,27 @@ def test_clipping_in_a_script_tells_the_norm_without_a_limit_that_is_unknown() -
 def test_time_that_comes_at_once_between_steps_is_not_that_of_a_call_in_a_usual_step() -> None:
     """A rollout before each sixteen updates: the profiled step is an update."""
 
-    def told(median_ms: float, everywhere: float = 1.0) -> Finding:
+    def told(median_ms: float, everywhere: float = 1.0, compiling: float = 0.0) -> Finding | None:
         snapshot = calling(8.0, called("Categorical.log_prob", "torch", 1.5)).snapshot()
+        totals = replace(snapshot.totals, recompile_ns=round(compiling * snapshot.totals.wall_ns))
         medians = {"other": median_ms * MS}
         phases = [
             replace(phase, p50_ns=round(medians.get(phase.name, phase.host_ns / everywhere)))
             for phase in snapshot.phases
         ]
-        found = {item.cause: item for item in diagnose(replace(snapshot, phases=tuple(phases)))}
-        return found["user-code"]
+        found = diagnose(replace(snapshot, phases=tuple(phases), totals=totals))
+        return next((item for item in found if item.cause == "user-code"), None)
 
-    rare, usual = told(1.0), told(7.0)
+    rare, usual, busy = told(1.0), told(7.0), told(1.0, everywhere=4.0)
+    assert rare is not None and usual is not None and busy is not None
     assert "log_prob" not in rare.title and "groups" in rare.changes[0].text
     # A rollout needs the newest weights.
     assert "while" not in rare.changes[0].text
     assert "log_prob" in usual.title and "not need" in usual.changes[0].text
     # On a busy machine, all phases take long now and then.
-    assert "groups" not in told(1.0, everywhere=4.0).changes[0].text
+    assert "groups" not in busy.changes[0].text
+    # What compiling a function again takes has a finding of its own.
+    assert told(1.0, compiling=0.25) is None and told(7.0, compiling=0.25) is not None
 
 
 def test_a_short_call_is_not_blamed_for_a_rollout_between_other_steps() -> None:
@@ -325,6 +352,8 @@ def tokenizing(own_ms: float, step_ms: float = 25.0, **phases_ms: float) -> Func
         # Steps and phases that the profiler made slower are scaled: 25 ms, of which the loop outside the model takes 5.
         (tokenizing(10.0, step_ms=50.0), 0.2),
         (tokenizing(8.1, step_ms=29.0, other=9.0), 0.18),
+        # It takes no longer than its phase does in a usual step, also where the profile has no length of it.
+        (replace(tokenizing(9.0, other=9.0), phases={}), 0.2),
     ],
 )
 def test_a_slow_function_is_named_with_its_line_its_caller_and_its_share(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from cases import HAZARDS, NEIGHBOUR, PAIRS, Pair
-from planted_runs import Planted, alone, cores, evaluated, files, healthy
+from planted_runs import Planted, alone, cores, evaluated, files, healthy, profiled
 
 from ndd_engine.config import read
 from ndd_engine.diagnose import diagnose
@@ -194,6 +194,11 @@ def test_the_neighbour_is_named() -> None:
     busy = [{"pid": 4711, "name": "stress", "cores": 1.0, "stoppable": True}]
     run = Planted(host=cores(2.0, 0.9, neighbours=busy), run={"threads": 1}, sets=["run.threads=1"])
     assert run.named("neighbour-cores").ceiling == pytest.approx(1 / 0.9)
+
+
+def test_what_a_run_keeps_without_need_comes_before_other_processes() -> None:
+    kept = replace(profiled(), retains=("step.py", 9))
+    assert replace(SLOWED, functions=kept).causes()[:2] == ["retain-graph", "neighbour-cores"]
 
 
 def test_slow_updates_on_shared_cores_are_not_the_optimizers_fault() -> None:

@@ -188,6 +188,36 @@ def test_beside_other_programs_a_profiled_step_blames_no_function_for_a_small_ri
     assert slowing(unsteady(20.0), *steps, host=stress) is not None
 
 
+# Step, and milliseconds of a step, of its forward and of its backward, of a script on a tenth of a core.
+CROWDED = (
+    (2, 23.0, 0.4, 29.9), (9, 25.2, 12.0, 16.3), (47, 30.2, 9.3, 16.7), (89, 26.7, 0.9, 17.0), (163, 26.3, 1.1, 17.8),
+    (204, 30.5, 4.4, 11.7), (238, 32.9, 1.9, 23.9), (272, 31.1, 1.2, 20.2), (306, 30.3, 14.2, 15.6),
+    (340, 36.2, 11.9, 17.6), (374, 34.6, 7.2, 21.7), (408, 43.6, 9.2, 15.6), (409, 40.7, 0.7, 39.2),
+)  # fmt: skip
+
+
+def test_beside_other_programs_no_function_is_blamed_where_no_phase_has_grown() -> None:
+    def told(host: dict[str, Any], grows: float) -> bool:
+        state, before = RunState(), 0
+        for t, event in Planted(windows=0).events():
+            state.fold(t, event)
+        for index, (step, ms, forward, backward) in enumerate(CROWDED):
+            count, parts = step - before, {"forward": forward + grows * index, "backward": backward}
+            phases = {
+                name: records.phase(round(part * MS) * count, steps=count) for name, part in parts.items()
+            }
+            ns = round((ms + grows * index) * MS) * count
+            state.fold(float(index), records.window(step, count, ns, phases=phases, items=count))
+            state.fold(float(index), SampleEvent(None, host))
+            before = step
+            if step in (9, 238):
+                state.fold(float(index), profile(step, 1.0 if step == 9 else 29.0))
+        return "slowing" in [one.cause for one in diagnose(state.snapshot())]
+
+    stress = cores(2.0, 0.2, neighbours=[{"pid": 7, "name": "stress", "cores": 1.8}])
+    assert told(cores(1.0, 1.0), 0.0) and not told(stress, 0.0) and told(stress, 4.0)
+
+
 def test_the_newest_profiled_step_explains_the_rise_until_then() -> None:
     """From 10 to 40 ms; at the profiled step it was 25 ms."""
     found = slowing(steadily, (3, profile(200, 1.0)), (90, profile(4550, 15.0)))

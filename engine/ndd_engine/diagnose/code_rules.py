@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ndd_engine.record.events import FunctionsEvent
 from ndd_engine.record.figures import obeyed
 from ndd_engine.text import counted, percent, printable, span
 from ndd_watch.called import logs
@@ -146,6 +147,8 @@ WAITING = frozenset({
 })  # fmt: skip
 # Least part of a step that is told although nothing shows what takes it.
 UNNAMED = 0.2
+# Least part of the time of a function that its own code and known calls take: the rest may be another phase within it.
+LEAST_SEEN = 0.5
 # Of a generator of the user: they take what it reads, which is waiting for data, and what its function does.
 _READS = frozenset({"next", "__next__"})
 # Of an evaluation: they may take what a generator of the user does, as in sum(loss(batch) for batch in loader).
@@ -270,7 +273,10 @@ def _function_of_script(view: View) -> SlowFunction | None:
     found = _without_logging(view)
     if found is None or (data_rules.made_by(view, found) and view.wait.share >= 2 * FLOOR):
         return None  # `data_wait` names it
-    return replace(found, share=min(found.share, view.exposed(found.phase)))
+    share = min(found.share, view.exposed(found.phase))
+    if found.phase in view.phases:  # of a usual step
+        share = min(share, view.cost(found.phase).share)
+    return replace(found, share=share, ns=min(found.ns, share * view.step_ns))
 
 
 def _function_around(view: View) -> SlowFunction | None:
@@ -282,7 +288,11 @@ def _function_around(view: View) -> SlowFunction | None:
 
 
 def _logged(view: View) -> list[LibraryCall]:
-    """What records values in a step, or draws a progress bar: calls of libraries, and functions of the user."""
+    """What records values in a step, or draws a progress bar: calls of libraries, and functions of the user.
+
+    Beside other programs, only what is called several times: a single call of a profiled step may have waited for a
+    core.
+    """
     found = [call for call in view.calls if call.logs]
     known = {(call.file, call.name) for call in found}
     own = (item for item in view.functions if logs(item.name, "") and (item.file, item.name) not in known)
@@ -290,6 +300,7 @@ def _logged(view: View) -> list[LibraryCall]:
         LibraryCall(one.file, one.line, one.name, one.name, "", one.calls, one.ns, one.share, one.phase)
         for one in own
     ]
+    found = [call for call in found if call.calls > 1 or not view.disturbed]
     return sorted(found, key=lambda call: -call.ns)
 
 
@@ -431,6 +442,12 @@ def outside(view: View) -> Finding | None:
         return None
     if model := sum(call.share for call in view.calls if _of_model(call)):
         cost = view.part(max(cost.share - model, 0.0))
+    # Where most steps need little of it, the profiled one does not tell what takes it.
+    usual_ns = view.phases["other"].p50_ns
+    rare = usual_ns is not None and usual_ns * view.stretched < data_facts.UNEVEN * cost.ns
+    totals = view.snapshot.totals
+    if rare and totals.recompile_ns:  # `recompile` names that
+        cost = view.part(max(cost.share - totals.recompile_ns / totals.wall_ns, 0.0))
     if cost.share - view.collecting < 2 * FLOOR:
         return None
     if slow is not None and slow.share >= 2 * FLOOR and slow.ns >= MOST_OF * cost.ns:
@@ -447,16 +464,14 @@ def outside(view: View) -> Finding | None:
     found = view.where("other")
     line = found.line if found is not None and found.own else None
     title = f"code outside the model takes {percent(cost.share)} of each step"
-    # Where most steps need little of it, the profiled one does not tell what takes it.
-    usual_ns = view.phases["other"].p50_ns
-    rare = usual_ns is not None and usual_ns * view.stretched < data_facts.UNEVEN * cost.ns
+    # Beside other programs, any phase takes long now and then.
+    waited = rare and (view.neighboured or view.disturbed)
     if rare:
-        called = [call for call in called if call.ns >= MOST_OF * cost.ns]
+        called = [call for call in called if call.ns >= MOST_OF * cost.ns and not waited]
     named = bool(called) and called[0].share >= FLOOR
     environment = named and _environment(called[0].function, called[0].library)
     # A loss that no module computes, a few small tensors: nothing that could be done is known.
-    # Beside other programs, any phase takes long now and then.
-    unsure = line is None or (rare and view.neighboured)
+    unsure = line is None or waited
     if not named and unsure and cost.share < UNNAMED:
         return None
     whole = None if rare or (named and called[0].ns >= MOST_OF * cost.ns) else _contains(view)
@@ -501,7 +516,10 @@ def _of_step(view: View, call: LibraryCall) -> bool:
 
 
 def _contains(view: View) -> tuple[str, str] | None:
-    """(name, place) of the user's innermost function with most of what the profiled step does outside all phases."""
+    """(name, place) of the user's innermost function with most of what the profiled step does outside all phases.
+
+    A function that calls another phase as well, such as `training_step` the model, has that in its total.
+    """
     found = view.snapshot.functions
     if found is None:
         return None
@@ -513,8 +531,24 @@ def _contains(view: View) -> tuple[str, str] | None:
         if phase == "other"
         and MOST_OF * whole <= total <= whole
         and not name.endswith(("__iter__", "__next__"))
+        and _seen_ns(found, name) >= LEAST_SEEN * total
     ]
     return (min(rows)[3], place(*min(rows)[1:])) if rows else None
+
+
+def _seen_ns(found: FunctionsEvent, name: str) -> int:
+    """What a profiled step has seen of a function outside all phases, besides what it logs.
+
+    That is its own time, and that of what it calls. Its own has what libraries take, but for torch.
+    """
+    names, size = {name}, 0
+    while len(names) > size:
+        size = len(names)
+        names |= {row[2] for row in found.functions if row[6] in names}
+    own = sum(row[5] for row in found.functions if row[2] in names and row[7] == "other")
+    calls = [call for call in found.calls if call[2] in names and call[7] == "other"]
+    torch = sum(call[6] for call in calls if call[4] == "torch")
+    return own + torch - sum(call[6] for call in calls if call[4] != "torch" and logs(call[3], call[4]))
 
 
 RULES = (slow_function, logging_calls, outside, own_saves)

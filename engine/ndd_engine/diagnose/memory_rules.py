@@ -43,6 +43,8 @@ APART_STEPS, APART_S, LATER = 20, 4.0, 4
 # Workers copy what they share with the process that forked them: their private memory must rise by this part of it and
 # this many bytes, and what they share must fall by this part of the rise.
 COPIED, COPIED_BYTES, FELL = 0.08, 32 << 20, 0.5
+# Least part of that rise after the first sample of a worker.
+STARTING = 0.1
 # An evaluation takes much memory from this part of that of training on, or of what is free.
 MUCH = 0.2
 MUCH_BYTES = 100 << 20
@@ -355,6 +357,8 @@ def worker_memory(view: View) -> Finding | None:
     copies = common - shared[last][1] >= FELL * rise
     if copies and rise < max(COPIED * common, COPIED_BYTES):
         return None
+    if copies and private[last][1] - private[first + 1][1] < STARTING * rise:
+        return None  # a worker that starts takes its memory at once
     # Copies end by themselves; what workers keep has to grow until they end.
     if not copies and (
         steady_growth(_whole(private, first, last), GROWN_BYTES) is None or _caches(view, rise / steps)

@@ -64,6 +64,8 @@ def user_code(view: View) -> Finding | None:
         known = seen is not None and seen.own
         if share - view.collecting < GAPS or each_ns < (GAP_NS / 5 if known else GAP_NS):
             return None
+        if view.disturbed and not known:
+            return None  # in the few steps of a capture, other programs make gaps as well
         text = f"gaps between operators take {percent(share)} of the time, {span(each_ns)} per operator"
     else:
         expected = _expected_ns(view)

@@ -383,8 +383,10 @@ def _judged(found: Slowdown, cores: CoreUse | None) -> bool:
     """Whether profiled steps tell what has grown: beside other programs, any function may look so in one of them."""
     if found.bounds is SMALL:
         return False
-    shared = cores is not None and cores.shared
-    return not shared or found.bounds is CLEAR or found.grown_ns >= UNEXPLAINED_SHARED * found.begin_ns
+    if cores is None or not cores.shared or found.bounds is CLEAR:
+        return True
+    grew = any(one.low > 0 for one in found.phases)  # beyond the noise
+    return grew and found.grown_ns >= UNEXPLAINED_SHARED * found.begin_ns
 
 
 def _usual_ns(view: View, found: Slowdown) -> float:

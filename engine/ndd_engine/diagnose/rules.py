@@ -268,9 +268,9 @@ def diagnose(snapshot: Snapshot, *, few_steps: bool = False) -> tuple[Finding, .
     few_steps: judge any number of steps, such as those of a trace.
 
     Order: what has ended the run, keeps it from going on, or is not finite; steps that have become much slower;
-    hazards; a model that is compiled no more. Then bottlenecks of the run, other processes, bottlenecks whose change
-    was tried and not faster, and findings that cost no time. Bottlenecks are sorted by the measured speedup of their
-    change; if there is none, by ceiling or share of the time.
+    hazards; a model that is compiled no more. Then bottlenecks of the run, what takes memory without need, other
+    processes, bottlenecks whose change was tried and not faster, and findings that cost no time. Bottlenecks are sorted
+    by the measured speedup of their change; if there is none, by ceiling or share of the time.
     """
     view = View(snapshot)
     found = [item for rule in ALWAYS if (item := rule(view)) is not None]
@@ -299,7 +299,8 @@ def _rank(item: Finding) -> tuple[int, float]:
         return 0, 0.0
     if item.cause == "out-of-memory":  # after what has filled it
         return 0, 1.0
-    if item.cause in ("evaluation-memory", "checkpoint-memory"):  # after what costs time
+    # What takes memory, of the run itself: after what costs time, and before other processes.
+    if item.cause in ("evaluation-memory", "checkpoint-memory", "retain-graph", "piling-up"):
         return 1, 0.0
     if item.cause == "recompile" and item.ceiling is None:  # what was to run compiled runs without
         return 1, float("-inf")

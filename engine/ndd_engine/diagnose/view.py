@@ -522,7 +522,7 @@ class View:
 
     @property
     def disturbed(self) -> bool:
-        """Whether others use so much of full cores that it may be them for which loader workers take long."""
+        """Whether others use so much of full cores that it may be them for which a worker or a call takes long."""
         use = self.snapshot.cores
         return use is not None and use.shared and use.full
 

@@ -71,14 +71,15 @@ def read_limits(root: Path = Path("/")) -> Limits:
 def free_in_group(group: Path, limit: int) -> int:
     """Free bytes below a memory limit; the whole limit if the group's use is unknown.
 
-    Inactive file pages count as free: the kernel reclaims them first.
+    Pages of files count as free, also the active ones of a dataset that is read again and again: the kernel reclaims
+    them before it ends a process. Those of shared memory are none of them.
     """
-    names = (("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file"))
-    for usage, inactive in names:
+    for usage, prefix in (("memory.current", ""), ("memory.usage_in_bytes", "total_")):
         used = _read(group / usage).strip()
         if used.isdecimal():
-            given_up = _counter(group / "memory.stat", inactive, 1) or 0
-            return max(limit - max(int(used) - int(given_up), 0), 0)
+            stat = group / "memory.stat"
+            files = sum(_counter(stat, f"{prefix}{kind}_file", 1) or 0 for kind in ("inactive", "active"))
+            return max(limit - max(int(used) - int(files), 0), 0)
     return limit
 
 
