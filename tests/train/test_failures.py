@@ -244,7 +244,7 @@ def test_a_stop_that_cannot_be_saved_is_a_failure(trainer: Trainer) -> None:
 
 
 def test_a_look_at_what_is_kept_that_fails_does_not_end_training() -> None:
-    looked, skipped = [], []
+    looked, skipped, notes = [], [], []
 
     def look(step: int, frame: object) -> None:
         looked.append(step)
@@ -253,9 +253,11 @@ def test_a_look_at_what_is_kept_that_fails_does_not_end_training() -> None:
     loop: Any = SimpleNamespace(
         step=7, _window=lambda: None, _holders=SimpleNamespace(look=look),
         reporter=SimpleNamespace(skip=lambda: skipped.append(1)), _apart=lambda look: Loop._apart(loop, look),
+        put=notes.append,
     )  # fmt: skip
     Loop._look(loop)
     assert (looked, skipped) == ([7], [1])
+    assert [(note.kind, note.step) for note in notes] == [("note", 7)] and "planted" in notes[0].text
 
 
 # Loader workers

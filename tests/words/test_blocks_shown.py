@@ -175,7 +175,7 @@ def test_lines_wrap_only_on_a_terminal_and_have_no_colour_on_a_pipe() -> None:
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(0.2, "at most 1.25x"), (0.6, "at most 2.5x"), (0.98327, "at most 60x"), (0.99999, "100x or more")],
+    [(0.2, "at most 1.25x"), (0.6, "at most 2.5x"), (0.98327, "at most 59.8x"), (0.99999, "100x or more")],
 )
 def test_a_ceiling_that_is_cut_off_is_no_bound(share: float, text: str) -> None:
     assert at_most(ceiling(share)) == text

@@ -6,7 +6,6 @@ Texts are as recorded; the renderers escape them. x is always in seconds since t
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -47,11 +46,9 @@ def formatter(kind: Kind, unit: str = "") -> Callable[[float | None], str]:
 
 
 def at_most(ceiling: float) -> str:
-    """ "at most 1.42x", "at most 2.3x", "at most 60x": an upper bound needs no more digits. Ceilings end at 100."""
+    """ "at most 1.42x", "at most 2.3x": an upper bound needs no more digits. Ceilings end at 100."""
     if ceiling >= 1 / LEAST_REST:
         return f"{ceiling:.0f}x or more"
-    if ceiling >= 10:
-        return f"at most {math.ceil(ceiling)}x"
     return f"at most {ceiling:.1f}x" if ceiling >= 2 else f"at most {times(ceiling)}"
 
 
