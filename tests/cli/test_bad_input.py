@@ -108,6 +108,8 @@ COMMAND_LINES = {
     "wizard -o /proc/a.toml": "/proc/a.toml",
     "wizard /dev/zero": "/dev/zero",
     "wizard --reserve-memory inf": "--reserve-memory",
+    "try one --set run.threads=1 --budget 20x": "90s",
+    "try one --set run.threads=1 --budget 0.5s": "0.5",
     "wizard --workload nope": "workload.name",
     "trace .": "no trace",
     "trace none.json": "none.json",

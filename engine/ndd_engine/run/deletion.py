@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -17,7 +16,6 @@ from ndd_engine.record.rundir import RunDir, RunLock, all_runs
 from ndd_engine.text import printable
 
 FAILED = ("failed", "lost")
-_UNITS_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 
 @dataclass(frozen=True)
@@ -70,16 +68,6 @@ def delete(run: RunDir) -> None:
     finally:
         for lock in locks:
             lock.release()
-
-
-def age_of(text: str) -> float:
-    """Seconds of an age such as 30d, 12h, 2w or 90m. Raises UsageError."""
-    match = re.fullmatch(r"(\d{1,6}(?:\.\d+)?)\s*([mhdw])", text.strip())
-    if match is None:
-        raise UsageError(
-            f"--older-than {printable(text)}: not an age; allowed: a number with m, h, d or w, as in 30d"
-        )
-    return float(match[1]) * _UNITS_S[match[2]]
 
 
 def _candidate(run: RunDir) -> RunToDelete:

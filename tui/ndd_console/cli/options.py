@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from functools import partial, update_wrapper
 from inspect import cleandoc
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import click
 
@@ -41,11 +42,34 @@ def gathered(function: Callable[[Asked], Any]) -> Callable[..., Any]:
 class FiniteNumber(click.FloatRange):
     """A number in a range; "nan" and "inf" are rejected."""
 
+    name = "number"
+
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+class Seconds(FiniteNumber):
+    """A time such as "90", "90s", "8m", "1h", "30d" or "2w", in seconds. bare: whether it may have no unit."""
+
+    name = "time: a number with s, m, h, d or w, as in 90s or 30d"
+    _UNITS: ClassVar = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+    def __init__(self, bare: bool = True, **more: Any) -> None:
+        super().__init__(**more)
+        self.bare = bare
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        timed = (
+            re.fullmatch(r"(\d{1,9}(?:\.\d+)?) ?([smhdw])", value.strip()) if isinstance(value, str) else None
+        )
+        if timed is not None:
+            return super().convert(float(timed[1]) * self._UNITS[timed[2]], param, ctx)
+        if isinstance(value, str) and not self.bare:
+            self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 flag = partial(click.option, is_flag=True)
@@ -73,7 +97,7 @@ pause_option = flag("--pause", help="Pause other runs on the same device during 
 
 def budget_option(text: str, default: float = 60.0) -> Callable[[Command], Command]:
     return click.option(
-        "--budget", type=FiniteNumber(min=1), default=default, show_default=True, metavar="SECONDS", help=text
+        "--budget", type=Seconds(min=1), default=default, show_default=True, metavar="SECONDS", help=text
     )
 
 

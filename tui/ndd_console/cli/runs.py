@@ -15,7 +15,7 @@ from ndd_engine.record.rundir import runs_root
 from ndd_engine.text import printable
 
 from .completion import run_names
-from .options import Asked, command, epilog, flag, gathered, json_option
+from .options import Asked, Seconds, command, epilog, flag, gathered, json_option
 from .printing import say, show
 
 
@@ -51,7 +51,11 @@ def runs(ctx: click.Context, as_json: bool) -> None:
 )
 @click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=run_names)
 @click.option(
-    "--older-than", "age", metavar="AGE", help="Only runs whose last event is older, e.g. 30d, 12h or 2w."
+    "--older-than",
+    "age",
+    type=Seconds(bare=False, min=0),
+    metavar="AGE",
+    help="Only runs whose last event is older, e.g. 30d, 12h or 2w.",
 )
 @flag("--failed", help="Only runs that failed or whose process was killed.")
 @flag("--yes", "-y", help="Do not ask.")
@@ -63,13 +67,13 @@ def delete(asked: Asked) -> int:
     Those with these names or globs are deleted, or all that the options select. Only folders of runs directly in the
     runs folder are deleted. A run that is being written is never deleted.
     """
-    from ndd_engine.run.deletion import age_of, candidates
+    from ndd_engine.run.deletion import candidates
     from ndd_engine.run.deletion import delete as deleted
 
     names, root = asked.names, asked.root
     if not names and asked.age is None and not asked.failed:
         raise UsageError("name the runs to delete, or select them with --older-than or --failed")
-    matching = candidates(root, names, None if asked.age is None else age_of(asked.age), asked.failed)
+    matching = candidates(root, names, asked.age, asked.failed)
     live = [candidate.run.name for candidate in matching if candidate.live]
     if named := [name for name in live if name in names]:
         raise UsageError(f"run {', '.join(named)} is running; stop it first")
