@@ -29,8 +29,8 @@ from qa.console import console, output, sets_of
 
 TITLE = "others: scripts as other people write them, bare and observed"
 COLUMNS = (
-    "script", "steps", "told", "items", "told", "output", "time observed / bare", "95 % CI", "first finding",
-    "ceiling", "trial",
+    "script", "steps", "told", "items", "told", "output", "time observed / bare", "95 % CI", "slow, by its code",
+    "first finding", "ceiling", "trial",
 )  # fmt: skip
 FOLDER = Path(__file__).parents[1] / "scripts" / "others"
 WALKTHROUGHS = Path(__file__).parents[2] / "docs" / "walkthroughs"
@@ -45,41 +45,56 @@ _TIMES = re.compile(
 
 @dataclass(frozen=True)
 class Script:
-    """How a script is trained; the last word says for how long. folder: where, below that of the scripts.
+    """How a script is trained; the last word says for how long.
 
-    needs: packages.
+    slow: what it does slowly, by reading it. folder: where it is trained, below that of the scripts. needs: packages.
+    program: the console script that trains it, beside the Python; "" for the Python itself.
     """
 
     name: str
     words: tuple[str, ...]
+    slow: str
     folder: str = "."
     path: str = "."
     needs: tuple[str, ...] = ()
+    program: str = ""
+
+    @property
+    def command(self) -> list[str]:
+        python = Path(sys.executable)
+        return [str(python.with_name(self.program) if self.program else python), *self.words]
 
 
-def _walkthrough(name: str, *arguments: str) -> Script:
-    return Script(name, (f"{name}.py", *arguments))
+def _walkthrough(name: str, slow: str, *arguments: str) -> Script:
+    return Script(name, (f"{name}.py", *arguments), slow)
 
 
 SCRIPTS = (
-    _walkthrough("mnist", "--epochs", "4"),
-    _walkthrough("gpt", "max_iters=400", "eval_iters=20", "eval_interval=100"),
-    _walkthrough("lstm", "--epochs", "1"),
-    _walkthrough("imagenet", "--epochs", "1", "--width", "8"),
-    _walkthrough("dcgan", "--niter", "3"),
-    Script("wgan", ("wgan.py", "25")),
-    Script("cart", ("-m", "cart", "60")),
-    Script("graph", ("graph.py", "2500")),
-    Script("waves", ("waves.py", "15")),
-    Script("notebook", ("notebook.py", "12"), needs=("numpy", "pandas")),
-    Script("configured", ("configured.py", "epochs=60"), needs=("hydra",)),
-    Script("tasks", ("main.py", "train", "--epochs", "40"), "tasks/work", "../library:../.."),
-    Script("fabric", ("fabric.py", "8"), needs=("lightning",)),
+    _walkthrough("mnist", "decodes images while the model waits", "--epochs", "4"),
+    _walkthrough("gpt", "evaluates often", "max_iters=400", "eval_iters=20", "eval_interval=100"),
+    _walkthrough("lstm", "sets more threads than cores", "--epochs", "1"),
+    _walkthrough("imagenet", "nothing", "--epochs", "1", "--width", "8"),
+    _walkthrough("dcgan", "workers for data in memory", "--niter", "3"),
+    Script("wgan", ("wgan.py", "25"), "rows one by one from memory; small operations"),
+    Script("cart", ("-m", "cart", "60"), "physics in Python"),
+    Script("graph", ("graph.py", "2500"), "evaluates after each step"),
+    Script("waves", ("waves.py", "15"), "small operations, step by step"),
+    Script("notebook", ("notebook.py", "12"), "rows by `iloc`", needs=("numpy", "pandas")),
+    Script("configured", ("configured.py", "epochs=60"), "rows one by one from memory", needs=("hydra",)),
     Script(
-        "accelerated", ("-m", "accelerate.commands.launch", "--cpu", "accelerated.py", "14"), needs=("accelerate",)
+        "tasks", ("main.py", "train", "--epochs", "40"), "numbers of words, made in Python", "tasks/work",
+        "../library:../..",
     ),
-    Script("trained", ("trained.py", "12"), needs=("transformers", "accelerate")),
-    Script("ranks", ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "ranks.py", "12")),
+    Script("fabric", ("fabric.py", "8"), "items of many small operations", needs=("lightning",)),
+    Script(
+        "accelerated", ("launch", "--cpu", "accelerated.py", "14"), "rows one by one from memory",
+        needs=("accelerate",), program="accelerate",
+    ),
+    Script("trained", ("trained.py", "12"), "items made one by one in Python", needs=("transformers", "accelerate")),
+    Script(
+        "ranks", ("--standalone", "--nproc-per-node=2", "ranks.py", "12"), "slow items, slower on one rank",
+        program="torchrun",
+    ),
 )  # fmt: skip
 # Cases that --only knows.
 ONLY = tuple(script.name for script in SCRIPTS)
@@ -126,7 +141,7 @@ def _measured(script: Script, copy: Path, options: Options) -> tuple[tuple[str, 
     for file in WALKTHROUGHS.glob("*.py"):
         shutil.copy(file, copy)
     place = copy / script.folder
-    command = [sys.executable, *script.words]
+    command = script.command
     bare: list[Ran] = []
     seen: list[Ran] = []
 
@@ -149,7 +164,7 @@ def _measured(script: Script, copy: Path, options: Options) -> tuple[tuple[str, 
     row = (
         script.name, _count(ended, "steps"), f"{told.step:,}", _count(ended, "items"), f"{told.items:,}",
         _alike(bare, seen),
-        f"{1 / spread.median:.3f}", f"{1 / spread.high:.3f} to {1 / spread.low:.3f}", first["cause"],
+        f"{1 / spread.median:.3f}", f"{1 / spread.high:.3f} to {1 / spread.low:.3f}", script.slow, first["cause"],
         "" if first["ceiling"] is None else f"{first['ceiling']:.2f}x",
         "" if options.quick else _trial(script, place, first),
     )  # fmt: skip
