@@ -57,8 +57,8 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="device to train on, as in run.device (default: cpu)")
     parser.add_argument(
         "--pairs", type=int, metavar="N",
-        help="pairs of blocks per ratio in rivals and best (default: by time), or rounds of switching (default: 4); "
-        "more of them narrow the intervals",
+        help="pairs of blocks per ratio in rivals and best (default: by time), of runs in others, or rounds of "
+        "switching (both: 4); more of them narrow the intervals",
     )  # fmt: skip
     parser.add_argument(
         "--real", type=int, default=0, metavar="N",

@@ -58,7 +58,8 @@ _NO_CONVOLUTIONS = "this model has no convolutions"
 class Candidate:
     """A change that tuning measures. name: short, for --only. title: for display. group: candidates of one sweep.
 
-    missing: why it is listed but not measured, "" if it is measured.
+    missing: why it is listed but not measured, "" if it is measured. always: also after others of its group did not
+    help.
     """
 
     name: str
@@ -66,6 +67,7 @@ class Candidate:
     sets: tuple[str, ...]
     group: str = ""
     missing: str = ""
+    always: bool = False
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ def _workers(here: Conditions) -> Iterator[Candidate]:
         *((0,) if now else ()),
     ):
         title = f"{count or 'no'} loader {'worker' if count == 1 else 'workers'}"
-        yield Candidate(f"workers-{count}", title, (f"loader.workers={count}",), "workers" if count else "")
+        yield Candidate(f"workers-{count}", title, (f"loader.workers={count}",), "workers", always=not count)
 
 
 def _prefetch(here: Conditions) -> Iterator[Candidate]:

@@ -102,27 +102,38 @@ class HeardLines:
 
     def _called(self, frame: Any, event: str, _value: Any) -> Any:
         """The trace function of the thread: a function is called."""
-        if not self._on:  # somebody has put it back
-            if sys.gettrace() is self._global:
-                sys.settrace(None)
-            return None
-        self._calls += 1
-        if not self._calls % CALLS_BETWEEN and depth() + SPARE_DEPTH > sys.getrecursionlimit():
-            self.end()
-            return None
-        if event != "call" or not user_file(frame.f_code.co_filename):
-            return None
-        self._mark(frame.f_code, frame.f_lineno, FUNCTION_BEGINS)
+        try:
+            if not self._on:  # somebody has put it back
+                if sys.gettrace() is self._global:
+                    sys.settrace(None)
+                return None
+            self._calls += 1
+            if not self._calls % CALLS_BETWEEN and depth() + SPARE_DEPTH > sys.getrecursionlimit():
+                self.end()
+                return None
+            if event != "call" or not user_file(frame.f_code.co_filename):
+                return None
+            self._mark(frame.f_code, frame.f_lineno, FUNCTION_BEGINS)
+        except Exception:  # noqa: BLE001
+            self._lost(frame.f_code)
         return self._local
 
     def _heard(self, frame: Any, event: str, _value: Any) -> Any:
         """The trace function of functions of the user."""
-        if self._on:
-            if event == "line":
-                self._mark(frame.f_code, frame.f_lineno, LINE_BEGINS)
-            elif event == "return":
-                self._mark(frame.f_code, frame.f_lineno, FUNCTION_ENDS)
+        try:
+            if self._on:
+                if event == "line":
+                    self._mark(frame.f_code, frame.f_lineno, LINE_BEGINS)
+                elif event == "return":
+                    self._mark(frame.f_code, frame.f_lineno, FUNCTION_ENDS)
+        except Exception:  # noqa: BLE001
+            self._lost(frame.f_code)
         return self._local
+
+    def _lost(self, code: Any) -> None:
+        """Hear nothing more, after an error of ours: what a trace function raises reaches the script."""
+        self._on = False
+        self._marks.append((now(), code, 0, LINES_LOST))
 
     def _mark(self, code: Any, line: int | None, what: int) -> None:
         if len(self._marks) >= MOST_LINES:
@@ -142,30 +153,27 @@ class HeardLines:
         monitoring.use_tool_id(tool, "ndd-console")
         self._tool, self._on = tool, True
 
-        def line_begins(code: Any, line: int) -> Any:
-            if not own(code):
-                return never
-            if self._on and get_ident() == thread:
-                self._mark(code, line, LINE_BEGINS)
+        def hear(code: Any, line: int, what: int) -> Any:
+            try:
+                if not own(code):
+                    return never
+                if self._on and get_ident() == thread:
+                    self._mark(code, line, what)
+            except Exception:  # noqa: BLE001
+                self._lost(code)
             return None
+
+        def line_begins(code: Any, line: int) -> Any:
+            return hear(code, line, LINE_BEGINS)
 
         def begins(code: Any, _offset: int) -> Any:
-            if not own(code):
-                return never
-            if self._on and get_ident() == thread:
-                self._mark(code, code.co_firstlineno, FUNCTION_BEGINS)
-            return None
+            return hear(code, code.co_firstlineno, FUNCTION_BEGINS)
 
         def ends(code: Any, _offset: int, _value: Any) -> Any:
-            if not own(code):
-                return never
-            if self._on and get_ident() == thread:
-                self._mark(code, code.co_firstlineno, FUNCTION_ENDS)
-            return None
+            return hear(code, code.co_firstlineno, FUNCTION_ENDS)
 
         def unwinds(code: Any, _offset: int, _error: Any) -> None:  # cannot be told never to
-            if self._on and own(code) and get_ident() == thread:
-                self._mark(code, code.co_firstlineno, FUNCTION_ENDS)
+            hear(code, code.co_firstlineno, FUNCTION_ENDS)
 
         wanted = 0
         for event, heard in (

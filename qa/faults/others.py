@@ -155,7 +155,7 @@ def _measured(script: Script, copy: Path, options: Options) -> tuple[tuple[str, 
         seen.append(_run(script, place, words))
         return 1 / seen[-1].seconds
 
-    pairs = options.repeats(4, 2, least=1)
+    pairs = options.pairs or options.repeats(4, 2, least=1)
     times = compared(alone, observed, pairs, options.seconds(240.0, 60.0))
     ended = bare[0].ended or _run(script, place, [sys.executable, "ended.py", *script.words]).ended
     told = load_state(RunDir(place / "runs" / RUN)).snapshot()

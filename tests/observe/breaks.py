@@ -38,6 +38,8 @@ ENTRIES = {
     "Observer.give_up",
     "Steps.failed",
     "Recorder._collected",
+    "HeardLines._called",
+    "HeardLines._heard",
 }
 RAISE = """
 def raises(*args, **kwargs):

@@ -15,7 +15,8 @@ from ndd_console.render.text import lines as text_lines
 from ndd_console.words.comparison import two_compared
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import Event, SampleEvent
-from ndd_engine.record.rundir import RunDir, Sources
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.script_sources import Sources
 from ndd_engine.script.command import Command
 from ndd_engine.trial.compare import Comparison, Stretch, compare, compare_several, rate, ratio, warm_up
 from ndd_engine.trial.estimates import Usual
@@ -176,6 +177,23 @@ def test_what_changed_in_a_script_is_its_diff_and_its_commit(tmp_path: Path) -> 
         ("source", commits[0][:12], commits[1][:12]), ("command", "python train.py a", "python train.py b")
     ]  # fmt: skip
     assert found.unlike == ()
+
+
+def test_what_a_script_imports_is_kept_and_renamed_scripts_are_compared(tmp_path: Path) -> None:
+    runs = []
+    for name, width in (("first", 8), ("second", 9)):
+        folder = tmp_path / name
+        (folder / "parts").mkdir(parents=True)
+        (folder / "parts" / "__init__.py").write_text("from . import net\n")
+        (folder / "parts" / "net.py").write_text(f"WIDTH = {width}\n")
+        (folder / "unused.py").write_text(f"UNUSED = {width}\n")
+        (folder / "broken.py").write_text("def (:\n")
+        (folder / f"{name}.py").write_text(f"import torch, parts, broken\nSTEPS = {width}\n")
+        runs.append(write_run(tmp_path / f"run-{name}", windows([1.0] * 9), config={"script": {}}))
+        Command(("python", f"{name}.py"), folder).keep(runs[-1])
+    shown = "\n".join(compare(*runs).diff)
+    assert "-STEPS = 8\n+STEPS = 9" in shown and "-WIDTH = 8\n+WIDTH = 9" in shown
+    assert "UNUSED" not in shown and "broken.py" not in shown
 
 
 def test_a_long_diff_is_cut_and_damaged_sources_cost_only_the_diff(tmp_path: Path) -> None:

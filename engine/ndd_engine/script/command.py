@@ -33,7 +33,8 @@ from ndd_engine import processes
 from ndd_engine.errors import UsageError
 from ndd_engine.files import open_regular, write_text
 from ndd_engine.processes import was_given
-from ndd_engine.record.rundir import RunDir, sources_beside
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.script_sources import sources_beside
 from ndd_engine.text import counted, printable, size
 from ndd_watch import REFUSED
 

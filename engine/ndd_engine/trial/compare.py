@@ -40,7 +40,8 @@ from ndd_engine.record.events import (
 )
 from ndd_engine.record.figures import is_script, middle, place_in_step
 from ndd_engine.record.file import EventLog, RunReader
-from ndd_engine.record.rundir import RunDir, Sources, sources_of
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.record.script_sources import Sources, sources_of
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.text import printable
 

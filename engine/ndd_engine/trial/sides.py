@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any, Self, TypeVar
 
 from ndd_engine.child import ChildError, ChildProcess, Json, Tick, Wire, answers, draft_of, spec_of, ticker
@@ -450,20 +451,24 @@ class Sides:
 
     def contradicts(self, found: Estimate) -> bool:
         """Whether the mean speeds of both sides do not show the difference that an interval shows."""
-        base, change = (sum(rates) / len(rates) if rates else 0.0 for rates in self.rates)
+        base, change = map(_mean_rate, self.rates)
         nearest = found.low if found.ratio > 1 else found.high
         return bool(base and change) and math.log(change / base) / math.log(nearest) < SHOWN
 
     def speeds(self) -> None:
         """Put the mean speeds into the facts."""
         for rates, facts in zip(self.rates, self.facts, strict=True):
-            if rates:
-                facts.items_per_s = sum(rates) / len(rates)
-                facts.step_s = facts.items_per_step / facts.items_per_s
+            if mean := _mean_rate(rates):
+                facts.items_per_s, facts.step_s = mean, facts.items_per_step / mean
 
     def _asked(self, index: int, stage: str, ask: Callable[[Trained, Tick], T]) -> T:
         with failures_of(index):
             return ask(self._open[index], self.budget.tick(stage))
+
+
+def _mean_rate(rates: Sequence[float]) -> float:
+    """The geometric mean, as the ratio of a trial is one: a slow segment moves both alike. 0.0 without any."""
+    return geometric_mean(rates) if rates and all(rates) else 0.0
 
 
 class OwnSides(Sides):

@@ -256,7 +256,8 @@ class Tuning:
             row for row in self.campaign.state.rows if group and row.candidate.group == group and row.trial
         ]
         failed = len([row for row in tried if row.state == "dropped"])
-        if tried and tried[-1].state == "dropped" and failed >= PATIENCE.get(group, len(tried) + 1):
+        given_up = tried and tried[-1].state == "dropped" and failed >= PATIENCE.get(group, len(tried) + 1)
+        if given_up and not candidate.always:
             return f"{tried[-1].candidate.title} did not help"
         if (
             group == "attention"

@@ -243,7 +243,11 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: Path, rules: Rules
     """The result of a run with its diagnosis, printed at its end, with control characters escaped."""
     result = Diagnosis(rules).of(snapshot)
     told = [finding for finding in result.findings if finding.cause != "too-short"][:MOST_FINDINGS]
-    return [printable(line) for line in (*_summary(snapshot, end, folder, told), result.trouble) if line]
+    # A run of which nothing else is known says that it ended too early to be judged.
+    short = "" if told or not result.findings else result.findings[0].title
+    return [
+        printable(line) for line in (*_summary(snapshot, end, folder, told), short, result.trouble) if line
+    ]
 
 
 def _summary(
