@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import ptyprocess
 import pyte
 
@@ -110,7 +111,11 @@ class Terminal:
     def __exit__(self, *_: object) -> None:
         # A run that left its terminal outlives the test otherwise.
         owners = [run.live_owner() for run in all_runs(self._runs)]
-        for pid in [self.process.pid, *(owner["pid"] for owner in owners if owner)]:
+        children: list[psutil.Process] = []
+        with contextlib.suppress(psutil.Error):
+            children = psutil.Process(self.process.pid).children(recursive=True)
+        pids = [self.process.pid, *(child.pid for child in children), *(one["pid"] for one in owners if one)]
+        for pid in pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         with contextlib.suppress(OSError, ptyprocess.PtyProcessError):
