@@ -244,10 +244,8 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: Path, rules: Rules
     result = Diagnosis(rules).of(snapshot)
     told = [finding for finding in result.findings if finding.cause != "too-short"][:MOST_FINDINGS]
     # A run of which nothing else is known says that it ended too early to be judged.
-    short = "" if told or not result.findings else result.findings[0].title
-    return [
-        printable(line) for line in (*_summary(snapshot, end, folder, told), short, result.trouble) if line
-    ]
+    told = told or list(result.findings)
+    return [printable(line) for line in (*_summary(snapshot, end, folder, told), result.trouble) if line]
 
 
 def _summary(
@@ -297,6 +295,8 @@ def _summary(
         if run is not None and finding.cause == "out-of-memory":
             observed = is_script(run)
             yield from needs_less(finding, run.name if observed else str(RunDir(folder).config), observed)
+        elif finding.cause == "too-short":
+            yield finding.title
         elif run is not None and finding not in ending:
             command = first_command(run.name, [finding])
             yield finding_line(finding) + (f": {command}" if command else "")
