@@ -218,6 +218,13 @@ def test_the_summary_names_three_findings_with_their_commands() -> None:
     assert ": ndd-console try charlm-001 --set loader.workers=4" in lines[told[0]]
 
 
+def test_a_run_that_is_too_short_to_judge_says_so_unless_something_else_is_known() -> None:
+    short = replace(SECOND, cause="too-short", title="too short to judge: 4 steps", changes=())
+    for found, told in (((short,), True), ((FINDING, short), False), ((), False)):
+        *lines, record = summary(snapshot(), None, Path("runs/x"), lambda _, found=found: found)
+        assert (short.title in lines) == told and record.startswith("record")
+
+
 def test_out_of_memory_ends_with_what_needs_less_and_the_commands() -> None:
     reason = "out of memory on cuda:0 at step 11 in forward: tried to allocate 2.0 GiB"
     config = {"batch": {"micro": 12, "accumulation": 1}, "memory": {}, "speed": {}}
