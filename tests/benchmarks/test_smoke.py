@@ -16,8 +16,8 @@ OWN_ENVIRONMENT = "rivals"
 # start further programs, scripts or ranks. Each of these processes imports torch and trains, which takes 2 to 4.
 SECONDS, MORE_SECONDS = 5, 15
 MORE = {
-    "screen", "keys", "best", "budgets", "wizard", "steps", "observe", "leaks", "others", "script_faults",
-    "workers", "grid", "script_null", "ranks_faults", "ranks_late", "ranks_loop", "ranks_memory",
+    "screen", "keys", "best", "budgets", "budget_times", "wizard", "steps", "observe", "leaks", "others",
+    "script_faults", "workers", "grid", "script_null", "ranks_faults", "ranks_late", "ranks_loop", "ranks_memory",
 }  # fmt: skip
 
 

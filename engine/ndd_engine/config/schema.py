@@ -201,7 +201,7 @@ class PrecisionSection(Section):
     parameters: Literal["fp32", "bf16"] = Field(
         "fp32",
         description="format in which parameters are kept; bf16: they, their gradients and the optimizer's moments take "
-        'half of the memory, and small updates are rounded away; needs amp = "bf16"',
+        'half of the memory, and small updates are rounded away; batch norms stay in fp32; needs amp = "bf16"',
     )
 
     @model_validator(mode="after")

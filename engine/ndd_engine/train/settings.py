@@ -13,6 +13,7 @@ from ndd_engine.errors import TrainingError
 from ndd_engine.record.events import SettingEvent
 from ndd_engine.text import counted, plural
 from ndd_engine.train.rehearsal import Rehearsal
+from ndd_engine.workloads.base import narrowed_parameters
 from ndd_watch import recompute
 from ndd_watch.changes import GLOBALS, OF_SCRIPTS
 
@@ -111,7 +112,7 @@ class VerifiedSettings:
             )
         self._check("precision.amp", applied, how, effect)
         if self.config.precision.parameters != "fp32":
-            formats = {item.dtype for item in self.stepper.parameters if item.is_floating_point()}
+            formats = {parameter.dtype for parameter in narrowed_parameters(self.stepper.model)}
             kept = formats == {torch.bfloat16}
             self._check("precision.parameters", "bf16" if kept else "fp32", "read back from the parameters")
         self._clipping()

@@ -476,9 +476,27 @@ def seed_all(seed: int) -> None:
         numpy.random.seed(seed % 2**32)
 
 
+# These compute with statistics that stay in fp32, which their parameters have to match.
+_WITH_STATISTICS = (
+    nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm, nn.InstanceNorm1d, nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)  # fmt: skip
+
+
+def narrowed_parameters(model: nn.Module) -> list[nn.Parameter]:
+    """Those that `keep_in_bf16` concerns: all that are floating, but for those of layers with running statistics."""
+    return [
+        parameter
+        for module in model.modules()
+        if not isinstance(module, _WITH_STATISTICS)
+        for parameter in module.parameters(recurse=False)
+        if parameter.is_floating_point()
+    ]
+
+
 def keep_in_bf16(model: nn.Module) -> None:
     """Keep the fp32 parameters of a model in bf16; buffers stay as they are. Optimizers may have the parameters."""
-    for parameter in model.parameters():
+    for parameter in narrowed_parameters(model):
         if parameter.dtype == torch.float32:
             parameter.data = parameter.data.to(torch.bfloat16)
 
