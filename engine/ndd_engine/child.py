@@ -75,7 +75,7 @@ def _values(one: Any) -> Json:
 class ChildError(Exception):
     """The child cannot continue.
 
-    kind: "oom", "failed", "late" (no answer within the time limit) or "ended" (a script came to its end).
+    kind: "oom", "failed", "late" (no answer within the time limit) or "ended" (a script ended).
     status: exit status of the error as in `errors`, or None.
     """
 

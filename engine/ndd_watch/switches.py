@@ -214,7 +214,7 @@ _UNSCALES = "_step_supports_amp_scaling"
 
 
 class Implementation(Switch):
-    """The flags of the parameter groups, which every step reads anew.
+    """The flags of the parameter groups, which every step reads again.
 
     A fused kernel reads the counter of steps where its parameter is, and would follow a pointer of the host on a GPU
     (`_init_group` of torch.optim.Adam creates it by the flags). So counters move there and back with the flag. A

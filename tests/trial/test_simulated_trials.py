@@ -136,7 +136,7 @@ class Process(Simulated):
         self.trained += steps
         if self.trained > world.life:
             world.log.append(("ended", self.side))
-            raise ChildError("ended", "the script came to its end")
+            raise ChildError("ended", "the script ended")
         self.waited_s = (steps - ready) * step_s * (world.drained - 1.0)
         seconds = steps * step_s + self.waited_s
         world.now += seconds
@@ -197,7 +197,7 @@ class ScriptProcess(Simulated):
     def _one(self, options: Mapping[str, Any]) -> float:
         world = self.world
         if self._step >= world.life:
-            raise ChildError("ended", "the script came to its end")
+            raise ChildError("ended", "the script ended")
         changed = bool(options.get("index")) if self._both else self._changed
         seconds = world.length(self._step, changed) * world.random.lognormvariate(0.0, 0.02)
         self._step += 1
@@ -378,7 +378,7 @@ def test_a_clear_result_stays_where_a_later_start_fails(world: World) -> None:
 
     def ends(side: int, number: int) -> None:
         if number > 2:
-            raise ChildError("ended", "the script came to its end")
+            raise ChildError("ended", "the script ended")
 
     world.gain = 4.0
     for world.fails, pairs in ((stocked, 1), (ends, 2)):
@@ -403,7 +403,7 @@ def test_a_script_that_ends_while_the_rest_of_the_budget_is_used_is_no_reason(wo
     world.gain, world.life, world.start_s = 1.1, 300, 12.0
     event = run(32.0)
     assert world.count("ended", 0) + world.count("ended", 1) > 0
-    assert event.pairs == 1 and event.abba_blocks >= 2 and "came to its end" not in event.text, event.text
+    assert event.pairs == 1 and event.abba_blocks >= 2 and "the script ended" not in event.text, event.text
 
 
 def test_a_script_that_ends_before_a_block_is_no_failure(world: World) -> None:

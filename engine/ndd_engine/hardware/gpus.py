@@ -72,7 +72,7 @@ def free_in_group(group: Path, limit: int) -> int:
     """Free bytes below a memory limit; the whole limit if the group's use is unknown.
 
     Pages of files count as free, also the active ones of a dataset that is read again and again: the kernel reclaims
-    them before it ends a process. Those of shared memory are none of them.
+    them before it ends a process. Pages of shared memory do not.
     """
     for usage, prefix in (("memory.current", ""), ("memory.usage_in_bytes", "total_")):
         used = _read(group / usage).strip()

@@ -209,7 +209,7 @@ class Reporter:
         self._watch = TrainerWatch(TrainingThread(self.clock, step), self.put, paused, workers)
         self.children = self._watch.children
         self._watch.start()
-        deque(self.facts.marks(), maxlen=0)
+        deque(self.facts.marks(), maxlen=0)  # drops those of earlier compilations
         if workers is not None:
             # It must not refer to this object: in a cycle, the loader's workers would outlive the run.
             clock, me = self.clock, get_ident()

@@ -8,7 +8,7 @@ allocator, stays within the budget. Those that do are timed in turns, and the fa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -49,11 +49,12 @@ CLOSE = 0.002
 COST_STEPS, TURNS = 3, 3
 # Nanoseconds for one plan in one turn.
 TURN_NS = 200_000_000
-# Kinds of plans: which levels they may use.
+# Settings that keep the parameters in bf16.
 IN_BF16 = {"amp": "bf16", "parameters": "bf16"}
 # What the precision of a way means.
 ROUNDS = "bf16 rounds differently: compare the losses"
 ROUNDED_AWAY = "parameters in bf16, in which small updates are rounded away: compare the losses"
+# Kinds of plans: which levels they may use.
 _KINDS = (
     frozenset({recompute.ALL}),
     frozenset({recompute.CHEAP}),
@@ -369,36 +370,28 @@ def ways_to_fit(
         sets = f"batch.micro={micro}", f"batch.accumulation={times}"
         step_s = time.step_s(micro, times, config.loader.workers)
         found.append(Way(sets, memory.peak(micro, times) + added_bytes, step_s))
-    others: list[tuple[str, str, str]] = [("optimizer", "implementation", "loop")]
-    bf16 = on_gpu or bool(detect_host().bf16_units)
-    if config.precision.amp == "off" and bf16:
-        others.append(("precision", "amp", "bf16"))
-    for section, name, value in others:
-        if config.value(f"{section}.{name}") != value:
-            other = prober.with_config(config.changed(**{section: {name: value}}))
-            note = ROUNDS if section == "precision" else ""
-            found += _fitting_way(
-                other, (f"{section}.{name}={value}",), note, memory, budget_bytes, added_bytes
-            )
-    if config.precision.parameters == "fp32" and config.precision.amp != "fp16" and bf16:
-        other = prober.with_config(config.changed(precision=IN_BF16))
+    others: list[tuple[str, dict[str, str], str]] = [("optimizer", {"implementation": "loop"}, "")]
+    if on_gpu or detect_host().bf16_units:
+        if config.precision.amp == "off":
+            others.append(("precision", {"amp": "bf16"}, ROUNDS))
+        if config.precision.parameters == "fp32" and config.precision.amp != "fp16":
+            others.append(("precision", IN_BF16, ROUNDED_AWAY))
+    for section, values, note in others:
         changed = tuple(
-            f"precision.{name}={value}"
-            for name, value in IN_BF16.items()
-            if config.value(f"precision.{name}") != value
+            f"{section}.{name}={value}"
+            for name, value in values.items()
+            if config.value(f"{section}.{name}") != value
         )
-        with kept_in_bf16(prober.workload.model):
-            found += _fitting_way(other, changed, ROUNDED_AWAY, memory, budget_bytes, added_bytes)
+        if not changed:
+            continue
+        other = prober.with_config(config.changed(**{section: values}))
+        with kept_in_bf16(prober.workload.model) if "parameters" in values else nullcontext():
+            fit = other.memory(memory.outside_bytes).fit(
+                batch.micro, batch.accumulation, budget_bytes, added_bytes
+            )
+            if fit.fits and not fit.retries:
+                found.append(Way(changed, fit.peak_bytes, _step_s(other), note))
     return sorted(found, key=lambda way: float("inf") if way.step_s is None else way.step_s)
-
-
-def _fitting_way(
-    other: Prober, sets: tuple[str, ...], note: str, plain: Memory, budget_bytes: int, added_bytes: int
-) -> list[Way]:
-    """The way to the configuration of another prober, if that fits."""
-    batch = other.config.batch
-    fit = other.memory(plain.outside_bytes).fit(batch.micro, batch.accumulation, budget_bytes, added_bytes)
-    return [Way(sets, fit.peak_bytes, _step_s(other), note)] if fit.fits and not fit.retries else []
 
 
 @contextmanager

@@ -470,7 +470,7 @@ class ScriptProcess(Trained):
             return ChildError("failed", told)
         if self._process.wait():
             return cause_of_exit(self._process, self._log)
-        return ChildError("ended", "the script came to its end")
+        return ChildError("ended", "the script ended")
 
     def close(self) -> None:
         """End the processes with everything that they started, and remove what they wrote."""
@@ -668,7 +668,7 @@ class ScriptSides(Sides):
     def _find_period(self, index: int) -> bool:
         """Train until the period of the steps is known, or until there is none as far as can be seen.
 
-        Returns whether the script still trains; otherwise it has come to its end.
+        Returns whether the script still trains; otherwise it has ended.
         """
         stage, facts, left_s = (
             f"looking at the steps of {SIDES[index]}",

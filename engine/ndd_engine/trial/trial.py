@@ -417,7 +417,7 @@ class Trial:
             try:
                 self._pair(number, plan, blocks)
             except SideFailedError as error:
-                # Where a script comes to its end, the blocks before that count, and another pair follows.
+                # Where a script ends, the blocks before that count, and another pair follows.
                 if error.kind != "ended" or not self._replicates.current:
                     self._replicates.abandon()
                     if error.kind == "oom" and self._sides.count > 1 and not self._exclusive:
@@ -446,7 +446,7 @@ class Trial:
         return self._verdict()
 
     def _shorter(self, plan: BlockPlan) -> BlockPlan | None:
-        """Shorter runs for a script that came to its end before a block; None if there are none, or no time."""
+        """Shorter runs for a script that ended before a block; None if there are none, or no time."""
         if self._sides.by_epochs or self._budget.left_s < self._start_s:
             return None
         periods = [self._sides.period(index, step_s) for index, step_s in enumerate(plan.step_s)]
@@ -491,7 +491,7 @@ class Trial:
         )
 
     def _interrupted(self, error: BlocksDoNotFitError | SideFailedError) -> tuple[str, str]:
-        """Where a process had no time left to start, or its script came to its end, the blocks before that count."""
+        """Where a process had no time left to start, or its script ended, the blocks before that count."""
         harmless = isinstance(error, BlocksDoNotFitError) or error.kind in ("late", "ended")
         if harmless and (found := self._verdict())[0] != "inconclusive":
             return found
@@ -503,7 +503,7 @@ class Trial:
         if error.kind == "late":
             setup = self._sides.facts[error.index].prepare_s is None
             took = f"setup took more than {self._budget.elapsed_s:.0f} s"
-            # It has trained before: the script came to its end, or pairs of processes are compared.
+            # It has trained before: the script ended, or pairs of processes are compared.
             why = took if setup else f"after a new start, {error}"
             return "inconclusive", f"{why}; raise --budget above {self.request.budget_s:g}"
         if error.kind == "ended":

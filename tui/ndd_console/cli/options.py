@@ -62,12 +62,10 @@ class Seconds(FiniteNumber):
         self.bare = bare
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        timed = (
-            re.fullmatch(r"(\d{1,9}(?:\.\d+)?) ?([smhdw])", value.strip()) if isinstance(value, str) else None
-        )
+        timed = re.fullmatch(r"(\d{1,9}(?:\.\d+)?) ?([smhdw])", str(value).strip())
         if timed is not None:
-            return super().convert(float(timed[1]) * self._UNITS[timed[2]], param, ctx)
-        if isinstance(value, str) and not self.bare:
+            value = float(timed[1]) * self._UNITS[timed[2]]
+        elif not self.bare:
             self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
         return super().convert(value, param, ctx)
 
