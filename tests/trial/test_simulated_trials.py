@@ -410,7 +410,7 @@ def test_a_script_that_ends_before_a_block_is_no_failure(world: World) -> None:
     world.life = 30
     event = run()
     assert (event.verdict, event.ratio) == ("inconclusive", None)
-    assert "its end" in event.text and "longer" in event.text
+    assert "the script ended" in event.text and "longer" in event.text
 
 
 def test_batches_that_were_ready_beforehand_are_no_gain(world: World) -> None:
