@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -151,6 +152,32 @@ def test_a_drift_that_is_linear_cancels_within_an_abba_block() -> None:
     rates = [100 * math.exp(0.01 * place) for place in range(4)]
     assert abba_log_ratio(rates[0], 1.5 * rates[1], 1.5 * rates[2], rates[3]) == pytest.approx(math.log(1.5))
     assert abba_log_ratio(rates[1], 1.5 * rates[0], 1.5 * rates[3], rates[2]) == pytest.approx(math.log(1.5))
+
+
+def drifting(found: Replicates, *counts: int) -> Replicates:
+    """Pairs of so many blocks on a machine whose speed changes by a factor of 50, and halts in a tenth of them."""
+    random = Random(1)
+    for count in counts:
+        if not isinstance(found, OneProcess):
+            found.begin()
+        for number in range(count):
+            speed = 10 * math.exp(4 * random.random())
+            halts = 30 if number % 10 == 9 else 1
+            found.add_abba(speed, 1.2 * speed, 1.1 * speed / halts, speed * (0.9 + 0.2 * random.random()))
+    return found
+
+
+@pytest.mark.parametrize(
+    "found",
+    [drifting(OneProcess(), 40), drifting(Replicates(), 1, 9, 3, 20), drifting(Replicates(), 2)],
+    ids=["one process", "pairs of unlike length", "one pair"],
+)
+def test_the_speeds_of_both_sides_have_the_ratio_of_the_estimate(found: Replicates) -> None:
+    estimate, speeds = found.estimate(), found.rates()
+    assert estimate is not None and speeds is not None
+    assert speeds[1] / speeds[0] == pytest.approx(estimate.ratio)
+    assert 1 < speeds[0] < 600
+    assert Replicates().rates() is None
 
 
 # The blocks of one process that switches between both sides.

@@ -28,9 +28,8 @@ from ndd_engine.script import trials as trials_module
 from ndd_engine.script.trials import edit_for, run_script_trial
 from ndd_engine.trial import sides as sides_module
 from ndd_engine.trial import trial as trial_module
-from ndd_engine.trial.estimates import Estimate, Usual
+from ndd_engine.trial.estimates import Usual
 from ndd_engine.trial.outcome import CACHES, Base, PairVariances, Progress, SideFacts, TrialRequest
-from ndd_engine.trial.sides import Budget, Sides
 
 USUAL = "usual difference"
 CHANGE = "loader.fetch=item"
@@ -474,27 +473,6 @@ def test_runs_of_periodic_steps_are_whole_periods(
     assert event.verdict == ("no difference" if gain == 1.0 else "faster"), event.text
     assert event.ratio == pytest.approx(gain, rel=0.05)
     assert world.measured and not any(steps % 16 for steps in world.measured)
-
-
-@pytest.mark.parametrize(
-    ("interval", "table", "contradicts"),
-    [
-        ((0.56, 0.40, 0.80), 0.95, True),
-        ((0.56, 0.40, 0.80), 0.60, False),
-        ((0.56, 0.40, 0.80), 0.85, False),
-        ((1.05, 1.02, 1.08), 1.05, False),
-        ((1.05, 1.02, 1.08), 0.99, True),
-        ((4.16, 3.70, 4.67), 4.30, False),
-    ],
-)
-def test_the_mean_speeds_have_to_show_what_the_interval_shows(
-    interval: tuple[float, float, float], table: float, contradicts: bool
-) -> None:
-    sides = Sides(Budget(1.0, lambda _: None, None))
-    assert not sides.contradicts(Estimate(*interval, 8))  # nothing is known of them
-    sides.rates[0].extend([90.0, 110.0])
-    sides.rates[1].append(100.0 * table)
-    assert sides.contradicts(Estimate(*interval, 8)) == contradicts
 
 
 def test_steps_that_only_vary_have_no_period(world: World, tmp_path: Path) -> None:

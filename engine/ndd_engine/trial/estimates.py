@@ -19,10 +19,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import chain
 from statistics import fmean, stdev, variance
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ndd_engine.record.events import TrialEvent
+
+T = TypeVar("T")
 
 # Smaller differences do not count.
 FLOOR = 0.02
@@ -155,18 +158,41 @@ class Replicates:
         self.usual = usual or Usual()
         self.few_pairs = few_pairs
         self._pairs: list[list[float]] = []
+        # The mean logarithm of the four rates of each block.
+        self._levels: list[list[float]] = []
 
     def begin(self) -> None:
         """Start a pair."""
         self._pairs.append([])
+        self._levels.append([])
 
-    def add(self, value: float) -> None:
-        """The log-ratio of a block of the current pair."""
+    def add(self, value: float, level: float = 0.0) -> None:
+        """The log-ratio of a block of the current pair. level: the mean logarithm of its rates, for `rates`."""
         self._pairs[-1].append(value)
+        self._levels[-1].append(level)
+
+    def add_abba(self, a1: float, b1: float, b2: float, a2: float) -> None:
+        """The four rates of a block of the current pair, in the order in which they were measured."""
+        self.add(abba_log_ratio(a1, b1, b2, a2), fmean(map(math.log, (a1, b1, b2, a2))))
 
     def abandon(self) -> None:
         """Leave out the current pair."""
         self._pairs.pop()
+        self._levels.pop()
+
+    def rates(self) -> tuple[float, float] | None:
+        """The geometric mean rates of both sides over the blocks of the estimate; None without a block.
+
+        Their ratio is that of the estimate, so that a table of both never contradicts a verdict.
+        """
+        if not self.blocks:
+            return None
+        value, level = self._means()
+        return math.exp(level - value / 2), math.exp(level + value / 2)
+
+    def _means(self) -> tuple[float, float]:
+        levels = filter(None, self._levels)
+        return fmean(map(fmean, self.pairs)), fmean(map(fmean, levels))
 
     @property
     def current(self) -> int:
@@ -284,6 +310,11 @@ class OneProcess(Replicates):
         values = [value for pair in self.pairs for value in pair]
         return trimmed(values, confidence) if len(values) > 1 else None
 
+    def _means(self) -> tuple[float, float]:
+        blocks = zip(chain(*self._pairs), chain(*self._levels), strict=True)
+        kept = untrimmed(sorted(blocks))
+        return fmean(value for value, _ in kept), fmean(level for _, level in kept)
+
     def early(self) -> Call | None:
         """The verdict if this is a time to look and it is already clear, else None."""
         if self.blocks < self._look:
@@ -302,15 +333,20 @@ def trimmed(values: list[float], confidence: float = CONFIDENCE) -> Estimate:
     Other work on the machine disturbs some blocks far more than the rest. The interval is that of Tukey and McLaughlin
     (1963): Student's t with the variance of the winsorized values.
     """
-    ordered, count = sorted(values), len(values)
-    cut = int(TRIMMED * count)
-    kept = ordered[cut : count - cut]
+    count, kept = len(values), untrimmed(sorted(values))
+    cut = (count - len(kept)) // 2
     ends = [kept[0]] * cut + kept + [kept[-1]] * cut
     df = len(kept) - 1.0
     error = math.sqrt(variance(ends) / count) / (1 - 2 * cut / count)
     ratio = math.exp(fmean(kept))
     low, high = interval(ratio, error, df, confidence)
     return Estimate(ratio, low, high, count, pairs=0, df=df, method=METHOD)
+
+
+def untrimmed(ordered: list[T]) -> list[T]:
+    """What is left of sorted blocks without those at either end."""
+    cut = int(TRIMMED * len(ordered))
+    return ordered[cut : len(ordered) - cut]
 
 
 def within(pairs: Sequence[Sequence[float]]) -> tuple[float, float] | None:

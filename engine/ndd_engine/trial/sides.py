@@ -5,7 +5,6 @@ Does not import torch.
 
 from __future__ import annotations
 
-import math
 import secrets
 import shutil
 import tempfile
@@ -15,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from statistics import geometric_mean
 from typing import Any, Self, TypeVar
 
 from ndd_engine.child import ChildError, ChildProcess, Json, Tick, Wire, answers, draft_of, spec_of, ticker
@@ -32,7 +30,7 @@ from .blocks import (
     saves,
     switched_off,
 )
-from .estimates import Estimate, Replicates
+from .estimates import Replicates
 from .outcome import CACHES, LOSSES, MEASURING, Progress, SideFacts, TrialRequest, differences, same_steps
 
 T = TypeVar("T")
@@ -56,8 +54,6 @@ WAITS = 0.1
 TIMES_STOCK = 2
 # Seconds beyond the budget after which a side that does not answer has failed.
 PATIENCE_S = 120.0
-# The share of the end of an interval that mean speeds have to show at least.
-SHOWN = 0.5
 # Interval of progress reports.
 TELL_S = 0.5
 # By index.
@@ -261,7 +257,6 @@ class Sides:
         self.budget = budget
         self.changed: list[str] = []
         self.facts = [SideFacts(), SideFacts()]
-        self.rates: tuple[list[float], list[float]] = ([], [])
         self.note = self.doubt = ""
         # Of each pair, see SideFacts.parts_ns.
         self._parts: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
@@ -425,9 +420,7 @@ class Sides:
     def segment(self, index: int, plan: BlockPlan) -> float:
         """Items per second of one run of an ABBA block."""
         seconds, steps = self.train(index, plan.steps[index], MEASURING, plan, measured=True)
-        rate = steps * self.facts[index].items_per_step / seconds
-        self.rates[index].append(rate)
-        return rate
+        return steps * self.facts[index].items_per_step / seconds
 
     def learn(self) -> None:
         """Update the facts of the open sides; what is known is kept if one does not answer."""
@@ -444,31 +437,18 @@ class Sides:
 
     def forget(self) -> None:
         """Forget what was measured in blocks."""
-        for rates, facts, parts in zip(self.rates, self.facts, self._parts, strict=True):
-            rates.clear()
+        for facts, parts in zip(self.facts, self._parts, strict=True):
             facts.peaks.clear()
             parts.clear()
 
-    def contradicts(self, found: Estimate) -> bool:
-        """Whether the mean speeds of both sides do not show the difference that an interval shows."""
-        base, change = map(_mean_rate, self.rates)
-        nearest = found.low if found.ratio > 1 else found.high
-        return bool(base and change) and math.log(change / base) / math.log(nearest) < SHOWN
-
-    def speeds(self) -> None:
-        """Put the mean speeds into the facts."""
-        for rates, facts in zip(self.rates, self.facts, strict=True):
-            if mean := _mean_rate(rates):
-                facts.items_per_s, facts.step_s = mean, facts.items_per_step / mean
+    def speeds(self, rates: tuple[float, float]) -> None:
+        """Put the measured items per second of both sides into the facts."""
+        for rate, facts in zip(rates, self.facts, strict=True):
+            facts.items_per_s, facts.step_s = rate, facts.items_per_step / rate
 
     def _asked(self, index: int, stage: str, ask: Callable[[Trained, Tick], T]) -> T:
         with failures_of(index):
             return ask(self._open[index], self.budget.tick(stage))
-
-
-def _mean_rate(rates: Sequence[float]) -> float:
-    """The geometric mean, as the ratio of a trial is one: a slow segment moves both alike. 0.0 without any."""
-    return geometric_mean(rates) if rates and all(rates) else 0.0
 
 
 class OwnSides(Sides):

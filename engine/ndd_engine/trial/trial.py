@@ -51,7 +51,7 @@ from .blocks import (
     plan_pairs,
     plan_switches,
 )
-from .estimates import DIFFERENT, ENOUGH, FLOOR, OneProcess, Replicates, Usual, abba_log_ratio
+from .estimates import ENOUGH, FLOOR, OneProcess, Replicates, Usual
 from .outcome import MEASURING, Base, PairVariances, Progress, TrialRequest, differences, result
 from .sides import ESTIMATE_S, SIDES, Budget, OwnSides, SideFailedError, Sides, Tell
 
@@ -353,7 +353,8 @@ class Trial:
             verdict, reason = "inconclusive", str(error)
         except (BlocksDoNotFitError, SideFailedError) as error:
             verdict, reason = self._interrupted(error)
-        self._sides.speeds()
+        if rates := self._replicates.rates():
+            self._sides.speeds(rates)
         facts = self._sides.facts
         found = self._replicates.estimate()
         return result(
@@ -465,9 +466,6 @@ class Trial:
     def _verdict(self) -> tuple[str, str]:
         """(verdict, reason) of what was measured."""
         verdict, found = self._replicates.last(), self._replicates.estimate()
-        if verdict in DIFFERENT and found is not None and self._sides.contradicts(found):
-            text = "the mean speeds of both sides do not show the difference, since runs of a side differ too much"
-            return "inconclusive", f"{text}; raise --budget"
         if verdict != "inconclusive":
             return verdict, ""
         noisy = f"too noisy to resolve a difference of {FLOOR * 100:.0f} %"
@@ -658,7 +656,7 @@ class Trial:
             for index in order:
                 rates[index].append(sides.segment(index, plan))
             (a1, a2), (b1, b2) = rates
-            replicates.add(abba_log_ratio(a1, b1, b2, a2))
+            replicates.add_abba(a1, b1, b2, a2)
             self._abba_s = (self._budget.elapsed_s - begin) / done
             self._budget.progress(MEASURING)
             over = self._budget.left_s < 0 and done >= FEWEST_ABBA
@@ -682,5 +680,5 @@ class Trial:
             sides.close(index)
         self._start_s = max(self._budget.elapsed_s - begin - measured_s, known_s)
         for a1, b1, b2, a2 in zip(rates[0][::2], rates[1][::2], rates[1][1::2], rates[0][1::2], strict=True):
-            self._replicates.add(abba_log_ratio(a1, b1, b2, a2))
+            self._replicates.add_abba(a1, b1, b2, a2)
         self._budget.progress(MEASURING)
