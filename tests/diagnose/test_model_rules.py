@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from planted_runs import NVML, Planted, healthy, operation, profiled, script, worked
+from planted_runs import NVML, Planted, alone, healthy, operation, profiled, script, worked
 
 from ndd_console.words.run import loss_text, summary
 from ndd_engine.record.events import EndEvent, MarkEvent, NotFiniteEvent
@@ -213,6 +213,23 @@ def test_what_a_script_compiles_before_it_is_seen_to_train_may_take_longer_than_
 
     assert "compile-cost" in causes(20.0) and "compile-cost" in causes(3.0)
     assert "compile-cost" not in causes(0.2)
+
+
+def test_one_thread_is_offered_for_short_operators_of_a_script_on_a_processor() -> None:
+    loop = ("/me/train.py", 49, "f", 40, 1, 20_000_000, 45_000_000, 400, 20_000, 40, 1, "cell", "GRUCell")
+
+    def settings(threads: int, **seen: Any) -> list[tuple[str, ...]]:
+        found = script(kernels=worked(**seen), run={"threads": threads}).verdict()
+        assert found.cause in ("sequential-loop", "small-operations")
+        return [change.sets for change in found.changes]
+
+    for seen in ({"loops": [loop]}, {"small": 1500, "small_ns": 80_000_000, "median_ns": 4000}):
+        assert ("run.threads=1",) in settings(2, **seen)
+        assert ("run.threads=1",) not in settings(1, **seen)
+    # Before an own run, both are measured.
+    measured = alone(threads=2, by_threads=[[1.0, 18e6]])
+    own = Planted(kernels=worked(loops=[loop]), baseline=measured).verdict()
+    assert own.cause == "sequential-loop" and not any(change.sets for change in own.changes)
 
 
 SCORES, HEADS = "8x4x128x128", ("my/model.py", 12, "Net.forward", "mix", "MultiheadAttention")

@@ -185,7 +185,18 @@ def sequential_loop(view: View) -> Finding | None:
         f"{text if layer else ''}compute what does not depend on the state for all steps at once, before or after the "
         "loop, and steps that do not depend on each other as one batch", where=where,
     )  # fmt: skip
+    draft.add(_one_thread(view))
     return draft.done()
+
+
+def _one_thread(view: View) -> Change | None:
+    """One thread for short operators on the CPU, where no run before training has measured it."""
+    threads = view.threads or 1
+    if view.gpu or threads < 2 or view.thread_ns(1) is not None:
+        return None
+    return Change(
+        f"compare {threads} threads with one: short operators gain little from more", ("run.threads=1",)
+    )
 
 
 def _sequential(view: View, found: Seen) -> Sequence[Any] | None:
@@ -294,6 +305,7 @@ def small_operations(view: View) -> Finding | None:
     draft.change(
         "or do the same with fewer operators on larger tensors, for example by stacking them", where=where
     )
+    draft.add(_one_thread(view))
     return draft.done()
 
 
