@@ -462,13 +462,13 @@ class ScriptTrainer(Trainer):
             losses = self._losses if len(self._sides) == 1 else {}
             every = (one for side in self._sides for one in side.values())
             peaks = (one.peak_bytes(one in changes.values()) for one in every)
-            peak = next((one for one in peaks if one), None) or _peak(self._torch, device)
+            changed = next((one for one in peaks if one), None)
             sides.append({
                 "device": device, "threads": self._torch.get_num_threads(),
                 "items_per_step": max(int(items), 1) * self._micro * self._ranks, "prepare_s": self._started_s,
                 "steps_per_epoch": passes.per_pass, "settings": settings,
                 "losses": list(losses.values()), "loss_steps": list(losses), "lengths_us": list(self._lengths),
-                "item": item, "of_tokens": self._steps.whole_numbers, "peak_bytes": peak,
+                "item": item, "of_tokens": self._steps.whole_numbers, "peak_bytes": changed or peak,
                 "stock": -(-(loader.get("workers") or 0) * (loader.get("prefetch") or PREFETCH) // self._micro),
             })  # fmt: skip
         return {"sides": sides}

@@ -64,9 +64,9 @@ def written(folder: Path, before: str = "", each: str = "", after: str = "") -> 
     return path
 
 
-def trained(folder: Path, script: str = "train.py") -> SideFacts:
-    """What is known of a script that trains in a scratch copy."""
-    command = Command((sys.executable, script), folder)
+def trained(folder: Path, *words: str) -> SideFacts:
+    """What is known of a script that trains in a scratch copy. words: its command, else that of `written`."""
+    command = Command(words or (sys.executable, "train.py"), folder)
     with ScriptProcess(command, [{}], {}, folder / "runs", False) as process:
         process.prepare(60.0, lambda _: None)
         process.train(12, 60.0, lambda _: None, lead=0)
@@ -179,6 +179,30 @@ def test_a_script_trains_with_files_and_packages_beside_its_folder(
     assert len(once.lengths_us) >= 12 and min(once.lengths_us) > 0
 
 
+@pytest.mark.slow
+def test_a_console_script_trains_in_the_copy_as_its_module_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, programs = tmp_path / "own/src/mytrain", tmp_path / "bin"
+    package.mkdir(parents=True)
+    programs.mkdir()
+    here = "torch.manual_seed(1); random.seed(1); assert __file__.startswith(os.getcwd()), __file__"
+    written(package, before=here).rename(package / "__main__.py")
+    (package / "__init__.py").touch()
+    program = programs / "my-train"
+    program.write_text(
+        f"#!{sys.executable}\nimport runpy\nrunpy.run_module('mytrain', run_name='__main__')\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PYTHONPATH", "src")
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    before = hashes(tmp_path)
+    as_module = trained(tmp_path / "own", sys.executable, "-m", "mytrain")
+    by_name, by_path = (trained(tmp_path / "own", word) for word in ("my-train", str(program)))
+    assert as_module.losses == by_name.losses == by_path.losses and len(set(by_name.losses)) == LOSSES
+    assert hashes(tmp_path) == before
+
+
 # Each process that makes items keeps 64 MiB.
 KEEPS = """
 class Items(torch.utils.data.Dataset):
@@ -238,7 +262,7 @@ def test_what_a_trial_does_not_contain_ends_it_before(tmp_path: Path, does: str,
     path = tmp_path / "outside.txt"
     script = written(tmp_path, does.format(path=str(path)))
     with pytest.raises(ChildError) as failed:
-        trained(tmp_path, str(script))
+        trained(tmp_path, sys.executable, str(script))
     assert named in str(failed.value) and "--allow-side-effects" in str(failed.value)
     assert not path.exists()
 
