@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from ndd_engine.measure.stragglers import compared_steps
+import pytest
+from qa.ranks.simulated import Planted
+from tests.waiting import until
+
+from ndd_engine.measure.stragglers import MOST_WINDOWS, compared_steps
 from ndd_engine.measure.window import Window
-from ndd_engine.record.event import RankEvent
-from ndd_engine.train.parallel.rank_loop import DeviceSteps
+from ndd_engine.record.event import RankEvent, RanksEvent
+from ndd_engine.record.events import MarkEvent
+from ndd_engine.record.rundir import RunDir
+from ndd_engine.train.parallel.rank_loop import Comparing, DeviceSteps
 from ndd_engine.train.parallel.strategy import PART, StreamWaits
 from ndd_watch import clock as phase
 from ndd_watch.clock import PhaseClock
@@ -133,3 +139,45 @@ def test_waits_of_the_compute_stream_in_forward_and_backward_are_exchange() -> N
     assert {name: times["host_ns"] / MS for name, times in phases.items()} == {
         "to_device": 6, "forward": 6, "forward/exchange": 3, "backward": 9, "backward/exchange": 3,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_rank_whose_record_ends_is_named_and_left_out_until_it_goes_on(tmp_path: Path, late: bool) -> None:
+    """As on a node with a full disk. late: the disk of the node only answers late."""
+    windows = list(Planted(3).windows(MOST_WINDOWS + 15, seed=1))
+    run, found = RunDir(tmp_path), list[object]()
+    comparing = Comparing(run, ["here"] * 3, "ddp", found.append)
+
+    def write(rank: int, few: list[list[RankEvent]]) -> None:
+        folder = run.ranks / str(rank)
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / "events.jsonl").open("a") as file:
+            file.writelines(window[rank].to_json(1.0) + "\n" for window in few)
+
+    def trained(few: list[list[RankEvent]], world: int, *ranks: int) -> None:
+        """Some windows of rank 0 and of these ranks, which are compared."""
+        for rank in ranks:
+            write(rank, few)
+        for window in few:
+            comparing.add(window[0])
+        expected = few[-1][0].step, world
+        until(
+            lambda: (
+                found and isinstance(found[-1], RanksEvent) and (found[-1].step, found[-1].world) == expected
+            )
+        )
+
+    early, more, last = windows[:5], windows[5 : 5 + MOST_WINDOWS], windows[5 + MOST_WINDOWS :]
+    try:
+        trained(early, 3, 1, 2)
+        if late:
+            write(2, more)
+        trained(more, 3 if late else 2, 1)
+        if not late:
+            write(2, more)
+        trained(last, 3, 1, 2)
+    finally:
+        comparing.stop()
+    notes = [event.text for event in found if isinstance(event, MarkEvent)]
+    text = "rank 2 of 3: no new windows in the record, so no part of the comparison of ranks"
+    assert notes == ([] if late else [text])

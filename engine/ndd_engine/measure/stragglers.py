@@ -8,14 +8,15 @@ All ranks take the same time for a step, since they exchange data in it: a rank 
 therefore compared by their own time, the wall time without waiting for others. A straggler's own time is longer than
 usual by more than a share of the step, more than ranks usually differ by, and more than it varies between windows.
 
-Uses neither torch nor numpy: rank 0 does this beside its training.
+The process that writes the record of a run compares: the console that observes a script, or rank 0 of an own run on a
+thread, since own ranks train on without a console. Uses neither torch nor numpy.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import sqrt
 from pathlib import Path
@@ -82,12 +83,14 @@ def compared_steps(
 
 @dataclass
 class _Rank:
-    """A rank. silent: it tells no more, or never did."""
+    """A rank. silent: it is not waited for; over: it tells no more, and ended: because its training has ended."""
 
     number: int
     host: str
     windows: deque[RankEvent] = field(default_factory=lambda: deque(maxlen=MOST_WINDOWS))
     silent: bool = False
+    over: bool = False
+    ended: bool = False
     # Samples of the stack: [phase, file, line, function, ..., count]. Of the last profiled step: its nanoseconds, and
     # those of (file, line, function, caller, phase) by itself.
     looks: deque[Sequence[Sequence[Any]]] = field(default_factory=lambda: deque(maxlen=KEPT_LOOKS))
@@ -128,17 +131,19 @@ class RankComparison:
     """Takes what ranks tell, and returns the events of the windows that all of them have ended.
 
     strategy: as in RanksEvent. launched: number of ranks, of which some may not be observed. patience: after so many
-    windows of one rank, those that have told nothing are left out; None: never. folder: places in it are shown relative
-    to it.
+    windows of one rank, those that have told nothing are left out until they tell something. missing: why they do not,
+    in words. folder: places in it are shown relative to it.
     """
 
-    def __init__(self, patience: int | None = None, folder: str = "") -> None:
+    def __init__(self, patience: int = MOST_WINDOWS, missing: str = "not observed", folder: str = "") -> None:
         self.strategy = ""
         self.launched = 0
-        # Ranks that have not joined yet, and those that are waited for no more.
+        # The ranks of this host, those of them that have not joined yet, and those that are waited for no more.
+        self._here: range = range(0)
         self._expected: set[int] = set()
         self._absent: set[int] = set()
-        self._patience, self._folder = patience, folder.rstrip("/") + "/"
+        self._patience, self._missing, self._folder = patience, missing, folder.rstrip("/") + "/"
+        self._reported: set[str] = set()
         self._ranks: dict[int, _Rank] = {}
         self._compared: list[int] = []
         self._hosts: list[str] = []
@@ -153,14 +158,16 @@ class RankComparison:
         """A rank begins to train."""
         self._ranks[rank] = _Rank(rank, host)
 
-    def expect(self, ranks: Iterable[int]) -> None:
+    def expect(self, ranks: range) -> None:
         """These ranks are launched on this host."""
+        self._here = ranks
         self._expected |= set(ranks) - self._absent
 
-    def leave(self, rank: int) -> None:
-        """This rank tells no more."""
-        if rank in self._ranks:
-            self._ranks[rank].silent = True
+    def leave(self, rank: int, ended: bool) -> None:
+        """This rank tells no more. ended: since its training has ended."""
+        if (one := self._ranks.get(rank)) is not None:
+            one.silent = one.over = True
+            one.ended |= ended
 
     @property
     def waits(self) -> bool:
@@ -176,7 +183,8 @@ class RankComparison:
                 (str(file), int(line), str(name), str(caller), str(phase)): int(own)
                 for file, line, name, _calls, _ns, own, caller, phase in event.functions
             }
-        elif not one.silent:
+        elif not one.over:
+            one.silent = False
             one.windows.append(event)
 
     def look(self, rank: int, frames: Sequence[Sequence[Any]]) -> None:
@@ -184,7 +192,7 @@ class RankComparison:
         self._ranks[rank].looks.append(frames)
 
     def new(self, earlier: int = 0) -> Iterator[RanksEvent | MarkEvent]:
-        """The events that are new; at most one of them is a warning, after which there are no more.
+        """The events that are new, and notes about ranks that are not compared. After a warning there are no more.
 
         earlier: steps before those that the ranks count.
         """
@@ -194,25 +202,39 @@ class RankComparison:
             while (found := self._common()) is not None:
                 active, end = found
                 if (event := self._event(active, end, earlier)) is not None:
+                    yield from self._left_out(event.step)
                     yield event
         except Exception as error:  # noqa: BLE001  what is shown must not end the run
             self._broken = True
             text = f"cannot compare the ranks: {type(error).__name__}: {printable(str(error))}"
             yield MarkEvent("warning", earlier, text)
 
-    def lacking(self) -> list[int]:
-        """The ranks that are launched but not compared."""
-        return [rank for rank in range(self.launched) if rank not in self._compared] if self._compared else []
+    def _left_out(self, step: int) -> Iterator[MarkEvent]:
+        """Say once which ranks are launched but not compared."""
+        lacking = [rank for rank in range(self.launched) if rank not in self._compared]
+        elsewhere = [rank for rank in lacking if rank not in self._here]
+        ended = {rank.number for rank in self._ranks.values() if rank.ended}
+        lost = [rank for rank in lacking if rank in self._here and rank not in ended]
+        for ranks, why in ((elsewhere, "on other hosts"), (lost, self._missing)):
+            text = f"{_span(ranks)} of {self.launched}: {why}, so no part of the comparison of ranks"
+            if ranks and text not in self._reported:
+                self._reported.add(text)
+                yield MarkEvent("note", step, text)
 
     def _common(self) -> tuple[list[_Rank], int] | None:
         """The ranks whose windows are compared, and the number of steps at which a window of each of them ends."""
         while True:
             ranks = sorted(self._ranks.values(), key=lambda rank: rank.number)
-            waiting = [rank for rank in ranks if not rank.silent and not rank.windows]
+            begin = max((rank.windows[0].step for rank in ranks if rank.windows), default=0)
+            waiting = [
+                rank
+                for rank in ranks
+                if not rank.silent and (not rank.windows or rank.windows[-1].step < begin)
+            ]
             missing = self._expected - self._ranks.keys()
             if waiting or missing:
                 most = max((len(rank.windows) for rank in ranks), default=0)
-                if self._patience is None or most < self._patience:
+                if most < self._patience:
                     return None
                 self._absent |= missing
                 self._expected -= missing
@@ -380,6 +402,15 @@ def _common_end(active: Sequence[_Rank]) -> int | None:
         if min(ends) == max(ends):
             return ends[0]
         end = max(ends)
+
+
+def _span(ranks: Sequence[int]) -> str:
+    """ "rank 3", "ranks 4 to 7", "ranks 1, 3, 5"; "" for none."""
+    if len(ranks) < 2:
+        return "".join(f"rank {rank}" for rank in ranks)
+    if ranks[-1] - ranks[0] == len(ranks) - 1:
+        return f"ranks {ranks[0]} to {ranks[-1]}"
+    return f"ranks {', '.join(map(str, ranks[:8]))}{' …' if len(ranks) > 8 else ''}"
 
 
 def summary(values: Sequence[float], rounded: Callable[[float], float], ranks: Sequence[int]) -> Summary:

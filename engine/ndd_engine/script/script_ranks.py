@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,10 +47,7 @@ class ScriptRanks:
         self._members: dict[str, _Member] = {}
         self._gone = Gone()
         self._launch: tuple[Any, ...] = ()
-        # The ranks of this host, as the launcher says, or else all of them.
-        self._here = range(0)
-        self._comparison = RankComparison(PATIENCE, str(folder))
-        self._reported: set[str] = set()
+        self._comparison = RankComparison(PATIENCE, folder=str(folder))
 
     def rank_of(self, name: str) -> int | None:
         """The rank of a process that exchanges data with others; None for any other process."""
@@ -99,11 +96,9 @@ class ScriptRanks:
             member.ended = float(line["t"]), str(line["status"]), printable(str(line["reason"]))
             member.step = int(line["step"])
         if kind == "end" or (kind == "mark" and line["data"].get("observed") == "no more"):
-            comparison.leave(member.rank)
+            comparison.leave(member.rank, kind == "end")
         if kind in ("window", "end", "mark"):
-            for event in comparison.new(earlier):
-                yield from self._tell(event.step)
-                yield event
+            yield from comparison.new(earlier)
 
     def first_end(self) -> tuple[str, str] | None:
         """(status, reason) of the rank that ended before the others; None if none did, or all of them have come to
@@ -165,40 +160,17 @@ class ScriptRanks:
             self._members.clear()
             self._comparison.clear()
         self._launch, self._comparison.launched = launch, world
+        # The ranks of this host, as the launcher says, or else all of them.
         begin, count = map(int, place["here"] or (0, world))
-        self._here = range(begin, begin + min(count, world))
         member = self._members[name] = _Member(rank, int(line["pid"]))
         self._comparison.join(rank, str(line["host"]))
-        self._comparison.expect(self._here)
+        self._comparison.expect(range(begin, begin + min(count, world)))
         if line["host"] == self._host:
             self._gone.watch(member.pid)
 
     def _ranks(self) -> set[int]:
         return {member.rank for member in self._members.values()}
 
-    def _tell(self, step: int) -> Iterator[Event]:
-        """Say once which ranks are not compared."""
-        lacking = self._comparison.lacking()
-        ended = {member.rank for member in self._members.values() if member.ended is not None}
-        elsewhere = [rank for rank in lacking if rank not in self._here]
-        lost = [rank for rank in lacking if rank not in elsewhere and rank not in ended]
-        for ranks, why in ((elsewhere, "on other hosts"), (lost, "not observed")):
-            if ranks:
-                launched = self._comparison.launched
-                text = f"{_span(ranks)} of {launched}: {why}, so no part of the comparison of ranks"
-                if text not in self._reported:
-                    self._reported.add(text)
-                    yield MarkEvent("note", step, text)
-
 
 def _step(member: _Member) -> int:
     return member.step
-
-
-def _span(ranks: Sequence[int]) -> str:
-    """ "rank 3", "ranks 4 to 7", "ranks 1, 3, 5"."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    if ranks[-1] - ranks[0] == len(ranks) - 1:
-        return f"ranks {ranks[0]} to {ranks[-1]}"
-    return f"ranks {', '.join(map(str, ranks[:8]))}{' …' if len(ranks) > 8 else ''}"

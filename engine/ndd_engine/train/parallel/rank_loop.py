@@ -471,10 +471,11 @@ class Comparing:
     def __init__(
         self, run: RunDir, hosts: Sequence[str], strategy: str, put: Callable[[Event], None]
     ) -> None:
-        self._comparison = RankComparison()
+        self._comparison = RankComparison(missing="no new windows in the record")
         self._comparison.strategy, self._comparison.launched = strategy, len(hosts)
         for rank, host in enumerate(hosts):
             self._comparison.join(rank, host)
+        self._comparison.expect(range(len(hosts)))
         self._look_s = max(self.LOOK_S, self.RANK_S * len(hosts))
         # What earlier processes recorded does not count.
         paths = {rank: run.ranks / str(rank) / "events.jsonl" for rank in range(1, len(hosts))}
