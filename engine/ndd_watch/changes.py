@@ -541,7 +541,8 @@ TABLE = {row.key: row for row in _ROWS}
 # What can be tried with a script, and those of it that it needs from its start.
 OF_SCRIPTS = {row.key: row.made for row in _ROWS if row.made is not None}
 AT_START = frozenset(key for key, kind in OF_SCRIPTS.items() if kind.at_start)
-# Switches of torch for the whole process.
+# Arguments of a DataLoader, and switches of torch for the whole process. Own runs make and verify these by their rows.
+ARGUMENTS = {key: kind for key, kind in OF_SCRIPTS.items() if issubclass(kind, Loader)}
 GLOBALS = {key: kind for key, kind in OF_SCRIPTS.items() if issubclass(kind, Global)}
 
 

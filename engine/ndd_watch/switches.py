@@ -291,10 +291,11 @@ class Collections(Switch):
 
 
 class Loader(AtStart):
-    """An argument of every `DataLoader` of the script, from its start."""
+    """An argument of every `DataLoader` of the script, from its start; own runs give it to theirs."""
 
     # The argument, its place after the dataset (99 for one that is given by name only), and what `Places` calls it.
     name, place, fact = "", 99, ""
+    needs_workers = False
 
     def switch(self, on: bool) -> None:
         loaders = importlib.import_module("torch.utils.data")
@@ -344,18 +345,21 @@ class Prefetch(Loader):
     """Batches that each worker loads ahead."""
 
     name, fact = "prefetch_factor", "prefetch"
+    needs_workers = True
 
 
 class InOrder(Loader):
     """Batches in the order of the data, or as soon as a worker has made them."""
 
     name = fact = "in_order"
+    needs_workers = True
 
 
 class Persistent(Loader):
     """Workers that stay between epochs."""
 
     name, fact = "persistent_workers", "persistent"
+    needs_workers = True
 
 
 class NonBlocking(Switch):

@@ -267,7 +267,7 @@ def test_a_run_over_a_stream_of_unknown_length_ends_after_its_passes(trainer: Tr
     for kind in ("epoch", "evaluation", "checkpoint"):
         assert [mark.step for mark in whole.marks(kind)] == [13, 26, 39]
     assert whole.snapshot.items == 150  # the last batch of a pass is smaller
-    assert whole.snapshot.eta_s is None and whole.snapshot.epoch_s is None
+    assert whole.snapshot.left.seconds is None and whole.snapshot.epoch_s is None
     rest = trainer.train(resume=whole, from_step=13)
     assert len(losses(rest)) == 39 and rest.identity.resumed_epoch == 1
 

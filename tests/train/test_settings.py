@@ -18,6 +18,7 @@ from ndd_engine.record.events import WorkEvent
 from ndd_engine.run.control import StopNow
 from ndd_engine.train.settings import rounds_to_tf32
 from ndd_engine.train.step.stepper import Stepper
+from ndd_watch.changes import OF_SCRIPTS
 
 CPU = torch.device("cpu")
 needs_compiler = pytest.mark.skipif(
@@ -55,6 +56,32 @@ def test_what_cannot_be_had_is_a_warning_and_trains_all_the_same(trainer: Traine
     assert "convolution" in found["speed.channels_last"].verified
     warned = [event.name for event in result.snapshot.settings if event.in_effect is False]
     assert set(warned) >= {"loader.pin_memory", "speed.cuda_graph", "speed.channels_last", "speed.attention"}
+
+
+# A value that is not the default, for what the table of changes makes; in other tests: compiling, recomputing.
+OTHER_VALUES = {
+    "loader.fetch": "item", "loader.cache": "true", "loader.workers": "1", "loader.prefetch": "3",
+    "loader.persistent": "true", "loader.in_order": "false", "loader.pin_memory": "true",
+    "loader.non_blocking": "false", "run.threads": "1", "optimizer.implementation": "loop", "run.gc_every_steps": "3",
+    "precision.tf32": "false", "precision.amp": "bf16", "speed.attention": "math", "speed.channels_last": "true",
+    "speed.cudnn_benchmark": "true", "speed.flush_denormal": "true",
+}  # fmt: skip
+IN_OTHER_TESTS = {"speed.compile", "memory.budget", "memory.recompute"}
+
+
+def test_every_setting_that_the_table_makes_is_verified_in_an_own_run(trainer: Trainer) -> None:
+    """A row needs no further entry for that: arguments of a loader and switches of torch are read back by it."""
+    assert OTHER_VALUES.keys() | IN_OTHER_TESTS == OF_SCRIPTS.keys()
+    sets = [f"{key}={value}" for key, value in OTHER_VALUES.items()]
+    found = trainer.train(*trainer.ndd, *sets, "run.max_steps=50", "run.epochs=2").settings
+    assert found.keys() >= OTHER_VALUES.keys()
+    assert all(found[key].in_effect is not None for key in OTHER_VALUES)
+    gpu_only = {"loader.pin_memory", "speed.cudnn_benchmark"}
+    of_models = {
+        "speed.attention",
+        "speed.channels_last",
+    }  # this model has neither attention nor convolutions
+    assert {key for key in OTHER_VALUES if found[key].in_effect is False} == gpu_only | of_models
 
 
 def test_the_evaluation_has_settings_of_its_own_and_placement_is_seen_in_the_batch(trainer: Trainer) -> None:

@@ -53,7 +53,7 @@ from ndd_engine.trial.outcome import (
 from ndd_engine.trial.sides import SHARED_ENVIRONMENT, SIDES, Budget, SideFailedError, Sides, Tell, Trained
 from ndd_engine.trial.trial import Trial, alone
 from ndd_watch import LINKED, SITE
-from ndd_watch.changes import AT_START, OF_SCRIPTS, needs_losses
+from ndd_watch.changes import ARGUMENTS, AT_START, OF_SCRIPTS, needs_losses
 
 from .command import (
     OFFLINE,
@@ -170,7 +170,7 @@ def _same(option: str, name: str) -> bool:
 
 
 # Without workers, they have no meaning.
-_NEED_WORKERS = frozenset({"loader.prefetch", "loader.persistent", "loader.in_order"})
+_NEED_WORKERS = frozenset(key for key, kind in ARGUMENTS.items() if kind.needs_workers)
 # Observing is the same on both sides: every step is timed by phase, none is profiled, and windows fit into runs.
 PLAIN = {"NDD_WATCH_SHARE": "0", "NDD_WATCH_PROFILE_S": "0", "NDD_WATCH_WINDOW_S": "0.25"}
 POLL_S = 0.1

@@ -15,7 +15,7 @@ from ndd_engine.text import counted, plural
 from ndd_engine.train.rehearsal import Rehearsal
 from ndd_engine.workloads.base import narrowed_parameters
 from ndd_watch import recompute
-from ndd_watch.changes import GLOBALS, OF_SCRIPTS
+from ndd_watch.changes import ARGUMENTS, GLOBALS, OF_SCRIPTS
 
 from .data.item_sources import StreamOrder
 from .data.loader import Batches, EvalBatches, FirstBatch
@@ -75,6 +75,8 @@ def _many(count: int, word: str) -> str:
 
 
 NO_GPU = "there is no CUDA GPU"
+# Arguments of a loader that the first batch of a pass shows; others are read back from the loader.
+_SEEN = frozenset({"workers", "pin_memory", "persistent"})
 # Rows and columns. TF32 is allowed, not forced: for small products cuBLAS may have no faster algorithm that uses it.
 _ROUNDED = 512
 
@@ -279,8 +281,14 @@ class VerifiedSettings:
         self._check(
             f"loader.{prefix}workers", alive, how if alive else "batches are created in the training process"
         )
-        if loader is not None and not self._usual(f"loader.{prefix}prefetch"):
-            self._check(f"loader.{prefix}prefetch", loader.prefetch_factor, "read back from the loader")
+        for name, kind in ((key.partition(".")[2], kind) for key, kind in ARGUMENTS.items()):
+            key = f"loader.{prefix}{name}"
+            if loader is None or name in _SEEN or not hasattr(self.config.loader, prefix + name):
+                continue
+            if not self._usual(key):
+                turns = name == "in_order" and loader.in_order and loader.num_workers
+                how = "the workers of a stream take turns" if turns else "read back from the loader"
+                self._check(key, getattr(loader, kind.name), how)
         if not self._usual(f"loader.{prefix}pin_memory"):
             how = "the first batch was inspected" if self._gpu else NO_GPU
             if seen.device != "cpu":
@@ -295,14 +303,8 @@ class VerifiedSettings:
             self._check(f"loader.{prefix}persistent", kept, how, kept == (wanted is not False))
         if prefix:
             return
-        if loader is not None and not self._usual("loader.in_order"):
-            stream = loader.in_order and loader.num_workers
-            how = "the workers of a stream take turns" if stream else "read back from the loader"
-            self._check("loader.in_order", loader.in_order, how)
         if not self._usual("loader.non_blocking"):
-            self._check(
-                "loader.non_blocking", False, "copies block the host" if self._gpu else NO_GPU, self._gpu
-            )
+            self._check("loader.non_blocking", False, "copies block the host" if self._gpu else NO_GPU)
 
     def _items(self) -> None:
         source, seen = self.batches.source, self.batches.seen

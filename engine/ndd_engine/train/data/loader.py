@@ -28,12 +28,13 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ndd_engine.batches import map_tensors, tensors
-from ndd_engine.config.schema import Config
+from ndd_engine.config.schema import Config, LoaderSection
 from ndd_engine.errors import TrainingError
 from ndd_engine.shared_folder import shared_folder
 from ndd_engine.text import counted
 from ndd_engine.workloads.base import Batch, Collate, Order, Stream, Workload, item_count
 from ndd_watch import workers
+from ndd_watch.changes import ARGUMENTS
 
 from .item_sources import Collated, EpochBatches, ItemSource, StreamOrder, WholeBatches, make_source
 from .order import ALONE, IndexOrder, Share, checksum, length, mixed
@@ -143,31 +144,35 @@ def _stops_later() -> Iterator[None]:
         raise raised[0]
 
 
-def worker_options(
-    workers: int,
-    prefetch: int | None,
-    persistent: bool,
+def loader_options(
+    section: LoaderSection,
+    prefix: str = "",
     begin: Callable[[int], Any] | None = None,
-    in_order: bool = True,
     folder: Path | None = None,
 ) -> dict[str, Any]:
-    """The options of torch's DataLoader that concern its workers. begin: a worker_init_fn of the user's.
+    """The options of torch's DataLoader that the table of changes knows, as configured, and what its workers need.
 
-    folder: where workers tell of themselves, see `ndd_watch.workers`; None for nowhere.
+    prefix: "eval_" for those of evaluations. begin: a worker_init_fn of the user's. folder: where workers tell of
+    themselves, see `ndd_watch.workers`; None for nowhere.
     """
-    if workers == 0:
-        return {"num_workers": 0, "persistent_workers": persistent}
+    workers = getattr(section, f"{prefix}workers")
+    options = {
+        kind.name: value
+        for key, kind in ARGUMENTS.items()
+        if (value := getattr(section, prefix + key.partition(".")[2], None)) is not None
+        and (workers or not kind.needs_workers)
+    }
+    if not workers:
+        return options
     # Other threads exist (recorder, sampler, console): a fork could copy locks that they hold.
     method = "forkserver" if sys.platform == "linux" else "spawn"
     if method == "forkserver":
         start_server()
     return {
+        "persistent_workers": True,
         "worker_init_fn": partial(_begin, begin, "" if folder is None else str(folder)),
-        "num_workers": workers,
-        "persistent_workers": persistent,
-        "prefetch_factor": prefetch,
-        "in_order": in_order,
         "multiprocessing_context": multiprocessing.get_context(method),
+        **options,
     }
 
 
@@ -241,23 +246,22 @@ class _Loaded:
         self,
         source: ItemSource | StreamOrder,
         config: Config,
-        pin: bool,
-        workers: dict[str, Any],
+        options: dict[str, Any],
         rank: int = 0,
         **order: Any,
     ) -> None:
-        """workers: see worker_options. order: the DataLoader's options that choose the items of a batch.
+        """options: see loader_options. order: the DataLoader's options that choose the items of a batch.
 
         rank: whose workers draw random numbers of their own, except for a stream, which all ranks read alike.
         """
         self.source = source
         self.seen: FirstBatch | None = None
         self.loader: DataLoader[Any] | None = None
-        self._pin = pin
+        self._pin = options["pin_memory"]
         data: Any = None
         if isinstance(source, StreamOrder):
             data = source.shards
-        elif config.loader.placement != "device" and (source.gather is None or workers["num_workers"]):
+        elif config.loader.placement != "device" and (source.gather is None or options["num_workers"]):
             data = Collated(source) if source.gather is None else WholeBatches(source.gather)
         if data is not None:
             seed = config.run.seed
@@ -267,8 +271,7 @@ class _Loaded:
                 collate_fn=_as_it_is,
                 # A separate generator: drawing the workers' seeds must not advance the model's.
                 generator=torch.Generator().manual_seed(mixed(seed, rank) if rank else seed),
-                pin_memory=pin,
-                **workers,
+                **options,
                 **order,
             )
 
@@ -339,12 +342,9 @@ class Batches(_Loaded):
             weakref.finalize(self, shutil.rmtree, self.worker_folder, ignore_errors=True)
         order = order or Order()
         shuffle = order.shuffle if loader.shuffle is None else loader.shuffle
-        persistent = loader.workers > 0 if loader.persistent is None else loader.persistent
-        # Each worker of a stream sends its position, in turn.
-        ordered = loader.in_order or isinstance(data, Stream)
-        workers = worker_options(
-            loader.workers, loader.prefetch, persistent, order.worker_init_fn, ordered, self.worker_folder
-        )
+        options = loader_options(loader, begin=order.worker_init_fn, folder=self.worker_folder)
+        if isinstance(data, Stream):
+            options.pop("in_order", None)  # each worker sends its position, in turn
         items = item_count(data)
         self.shuffled = shuffle
         self.own_order: IndexOrder | StreamOrder | None = None
@@ -357,7 +357,7 @@ class Batches(_Loaded):
             )
             self.sampler = EpochBatches(0, micro, seed, True)
             self.order = f"a stream ({type(data.data).__name__})"
-            super().__init__(stream, config, loader.pin_memory, workers, batch_size=None)
+            super().__init__(stream, config, options, batch_size=None)
             return
         assert items is not None
         self.sampler = EpochBatches(items, micro, seed, epochs_differ, shuffle, share)
@@ -373,7 +373,7 @@ class Batches(_Loaded):
                 self.order += ", with a smaller last batch"
         self.crc = checksum(data, items) if resumes else None
         source = make_source(data, collate, loader, device, epochs_differ, tell)
-        super().__init__(source, config, loader.pin_memory, workers, share.rank, batch_sampler=chosen)
+        super().__init__(source, config, options, share.rank, batch_sampler=chosen)
 
     def sample(self, items: int | None = None) -> Batch:
         """The first micro-batch of the first epoch, or its first `items`, created in this process.
@@ -480,17 +480,14 @@ class EvalBatches(_Loaded):
         self._share, self.shares = share, False
         order = order or Order(shuffle=False, drop_last=False, name="eval_data")
         self._micro = order.batch_size or config.batch.micro
-        pin = loader.pin_memory if loader.eval_pin_memory is None else loader.eval_pin_memory
-        workers = worker_options(
-            loader.eval_workers, loader.eval_prefetch, loader.eval_persistent, order.worker_init_fn
-        )
+        options = {"pin_memory": loader.pin_memory, **loader_options(loader, "eval_", order.worker_init_fn)}
         self._items = item_count(data)
         self._own_order: IndexOrder | StreamOrder | None = None
         if isinstance(data, Stream):
             stream = self._own_order = StreamOrder(
                 data, order, self._micro, collate, config.run.seed, loader.eval_workers
             )
-            super().__init__(stream, config, pin, workers, batch_size=None)
+            super().__init__(stream, config, options, batch_size=None)
             return
         assert self._items is not None
         self._places: Sequence[int] | None = None
@@ -499,11 +496,11 @@ class EvalBatches(_Loaded):
             self.shares = share.of > 1
             lists: dict[str, Any] = {"batch_size": self._micro, "shuffle": False}
             super().__init__(
-                source, config, pin, workers, **({"batch_sampler": _Lists(self)} if self.shares else lists)
+                source, config, options, **({"batch_sampler": _Lists(self)} if self.shares else lists)
             )
             return
         self._own_order = IndexOrder(order, self._items, self._micro, config.run.seed)
-        super().__init__(source, config, pin, workers, batch_sampler=self._own_order)
+        super().__init__(source, config, options, batch_sampler=self._own_order)
         self._first = self._own_order.state()
 
     def __iter__(self) -> Iterator[Batch]:
