@@ -78,7 +78,7 @@ def test_a_state_with_other_fields_or_of_another_version_is_refused() -> None:
 def test_a_new_state_says_nothing_it_does_not_know() -> None:
     snapshot = RunState().snapshot()
     assert (snapshot.status, snapshot.progress, snapshot.final) == ("preparing", 0, False)
-    assert (snapshot.run, snapshot.loss, snapshot.eta_s, snapshot.micro_steps) == (None,) * 4
+    assert (snapshot.run, snapshot.loss, snapshot.left.seconds, snapshot.micro_steps) == (None,) * 4
     assert (snapshot.steps_per_s, snapshot.step_ns, snapshot.idle.share) == (None,) * 3
     assert snapshot.idle.reason
 
@@ -125,14 +125,14 @@ def test_a_resumed_run_forgets_what_it_will_do_again() -> None:
     assert state.snapshot().status == "preparing"
     state.fold(100.0, run_event(resumed_step=205))
     snapshot = state.snapshot()
-    assert (snapshot.step, snapshot.epoch, snapshot.epoch_step) == (205, 2, 5)
+    assert (snapshot.step, snapshot.epoch) == (205, 2)
     assert (snapshot.items, snapshot.tokens) == (205 * 16, 205 * 16 * 64)
     assert snapshot.loss_trend[-1] == (200, 200.0)
     assert max(x for x, _ in snapshot.rate_trend) == 200
     assert [evaluation.step for evaluation in snapshot.evaluations] == [100]
     assert snapshot.best is not None and snapshot.best.step == 100
     # The figures of the process that died do not apply to this one.
-    assert (snapshot.step_ns, snapshot.eta_s, snapshot.phases) == (None, None, ())
+    assert (snapshot.step_ns, snapshot.left.seconds, snapshot.phases) == (None, None, ())
     assert (snapshot.end, snapshot.reason, snapshot.status) == (None, "", "preparing")
     state.fold(101.0, window(215, 10, 10**8, loss=7.0))
     again = state.snapshot()

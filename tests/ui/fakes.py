@@ -178,7 +178,7 @@ def snapshot(cuda: bool = True, **changes: Any) -> Snapshot:
     )
     value = Snapshot(
         run=run_event(cuda), status="training", stage="", reason="", end=None, started_t=T0, t=T0 + 250,
-        step=4_218, epoch=15, epoch_step=78, items=1_079_808, tokens=276_430_848,
+        step=4_218, epoch=15, items=1_079_808, tokens=276_430_848,
         step_ns=step_ns, steps_per_s=18.3, items_per_s=4_687.0, tokens_per_s=1_199_872.0,
         left=TimeLeft(146.5, 3, 2.1, 10, 0.4), elapsed_s=231.4,
         phases=shares,

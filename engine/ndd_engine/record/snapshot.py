@@ -356,7 +356,6 @@ class Facts:
     t: Time | None = None
     step: Count = 0
     epoch: Count = 0
-    epoch_step: Count = 0
     items: Count = 0
     tokens: Count = 0
     loss: Figure | None = None
@@ -443,11 +442,6 @@ class Snapshot(Facts):
     def final(self) -> bool:
         """Whether the run has ended."""
         return self.status in FINAL
-
-    @property
-    def eta_s(self) -> float | None:
-        """Estimated seconds left, None if unknown; see `left` for what it includes."""
-        return self.left.seconds
 
     @property
     def epoch_s(self) -> float | None:

@@ -332,9 +332,7 @@ class RunState(Facts):
         if event.resumed_step is not None:
             step = event.resumed_step
             self.step = step
-            self.epoch, self.epoch_step = (
-                divmod(step, event.steps_per_epoch) if event.steps_per_epoch else (0, step)
-            )
+            self.epoch = step // event.steps_per_epoch if event.steps_per_epoch else 0
             if event.resumed_epoch is not None:
                 self.epoch = event.resumed_epoch
             self.items = step * event.items_per_step
@@ -357,7 +355,7 @@ class RunState(Facts):
             self.stage = ""
         if event.step < self.step:  # steps of a script that were counted have turned out to be none
             self._cut(event.step)
-        self.step, self.epoch, self.epoch_step = event.step, event.epoch, event.epoch_step
+        self.step, self.epoch = event.step, event.epoch
         self.items += event.items
         self.tokens += event.tokens
         self.wall_ns += event.wall_ns
