@@ -141,12 +141,15 @@ def test_waits_of_the_compute_stream_in_forward_and_backward_are_exchange() -> N
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_rank_whose_record_ends_is_named_and_left_out_until_it_goes_on(tmp_path: Path, late: bool) -> None:
+@pytest.mark.parametrize(("world", "late"), [(2, False), (3, False), (3, True)])
+def test_a_rank_whose_record_ends_is_named_and_left_out_until_it_goes_on(
+    tmp_path: Path, world: int, late: bool
+) -> None:
     """As on a node with a full disk. late: the disk of the node only answers late."""
-    windows = list(Planted(3).windows(MOST_WINDOWS + 15, seed=1))
+    windows = list(Planted(world).windows(MOST_WINDOWS + 15, seed=1))
     run, found = RunDir(tmp_path), list[object]()
-    comparing = Comparing(run, ["here"] * 3, "ddp", found.append)
+    comparing = Comparing(run, ["here"] * world, "ddp", found.append)
+    last, others = world - 1, range(1, world - 1)
 
     def write(rank: int, few: list[list[RankEvent]]) -> None:
         folder = run.ranks / str(rank)
@@ -154,30 +157,38 @@ def test_a_rank_whose_record_ends_is_named_and_left_out_until_it_goes_on(tmp_pat
         with (folder / "events.jsonl").open("a") as file:
             file.writelines(window[rank].to_json(1.0) + "\n" for window in few)
 
-    def trained(few: list[list[RankEvent]], world: int, *ranks: int) -> None:
-        """Some windows of rank 0 and of these ranks, which are compared."""
-        for rank in ranks:
+    def train(few: list[list[RankEvent]]) -> None:
+        """Windows of all ranks but the last one."""
+        for rank in others:
             write(rank, few)
         for window in few:
             comparing.add(window[0])
-        expected = few[-1][0].step, world
-        until(
-            lambda: (
-                found and isinstance(found[-1], RanksEvent) and (found[-1].step, found[-1].world) == expected
-            )
-        )
 
-    early, more, last = windows[:5], windows[5 : 5 + MOST_WINDOWS], windows[5 + MOST_WINDOWS :]
+    def notes() -> list[str]:
+        return [event.text for event in found if isinstance(event, MarkEvent)]
+
+    def newest() -> tuple[int, int]:
+        events = [event for event in found if isinstance(event, RanksEvent)]
+        return (events[-1].step, events[-1].world) if events else (0, 0)
+
+    early, more, rest = windows[:5], windows[5 : 5 + MOST_WINDOWS], windows[5 + MOST_WINDOWS :]
     try:
-        trained(early, 3, 1, 2)
+        write(last, early)
+        train(early)
+        until(lambda: newest() == (early[-1][0].step, world))
         if late:
-            write(2, more)
-        trained(more, 3 if late else 2, 1)
-        if not late:
-            write(2, more)
-        trained(last, 3, 1, 2)
+            write(last, more)
+        train(more)
+        if late:
+            until(lambda: newest() == (more[-1][0].step, world))
+        else:
+            until(notes)
+            until(lambda: world == 2 or newest() == (more[-1][0].step, 2))
+            write(last, more)
+        write(last, rest)
+        train(rest)
+        until(lambda: newest() == (rest[-1][0].step, world))
     finally:
         comparing.stop()
-    notes = [event.text for event in found if isinstance(event, MarkEvent)]
-    text = "rank 2 of 3: no new windows in the record, so no part of the comparison of ranks"
-    assert notes == ([] if late else [text])
+    text = f"rank {last} of {world}: no new windows in the record, so no part of the comparison of ranks"
+    assert notes() == ([] if late else [text])

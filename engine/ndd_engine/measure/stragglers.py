@@ -143,6 +143,7 @@ class RankComparison:
         self._expected: set[int] = set()
         self._absent: set[int] = set()
         self._patience, self._missing, self._folder = patience, missing, folder.rstrip("/") + "/"
+        self._gave_up = False
         self._reported: set[str] = set()
         self._ranks: dict[int, _Rank] = {}
         self._compared: list[int] = []
@@ -204,6 +205,10 @@ class RankComparison:
                 if (event := self._event(active, end, earlier)) is not None:
                     yield from self._left_out(event.step)
                     yield event
+            if self._gave_up:
+                self._gave_up = False
+                steps = [rank.windows[-1].step for rank in self._ranks.values() if rank.windows]
+                yield from self._left_out(earlier + max(steps, default=0))
         except Exception as error:  # noqa: BLE001  what is shown must not end the run
             self._broken = True
             text = f"cannot compare the ranks: {type(error).__name__}: {printable(str(error))}"
@@ -211,7 +216,9 @@ class RankComparison:
 
     def _left_out(self, step: int) -> Iterator[MarkEvent]:
         """Say once which ranks are launched but not compared."""
-        lacking = [rank for rank in range(self.launched) if rank not in self._compared]
+        waited = self._expected - self._ranks.keys()
+        waited |= {rank.number for rank in self._ranks.values() if rank.windows or not rank.silent}
+        lacking = [rank for rank in range(self.launched) if rank not in waited]
         elsewhere = [rank for rank in lacking if rank not in self._here]
         ended = {rank.number for rank in self._ranks.values() if rank.ended}
         lost = [rank for rank in lacking if rank in self._here and rank not in ended]
@@ -236,6 +243,7 @@ class RankComparison:
                 most = max((len(rank.windows) for rank in ranks), default=0)
                 if most < self._patience:
                     return None
+                self._gave_up = True
                 self._absent |= missing
                 self._expected -= missing
                 for rank in waiting:
