@@ -1,7 +1,8 @@
 """How the changes of the table in `changes` are made without an edit, and how they are read back.
 
 A `Change` can be switched while the script trains. An `AtStart` has to be there before the script creates its loader or
-its optimizer. A `Global` is a switch of torch for the whole process, which runs of our own make by it, too.
+its optimizer. A `Global` is a switch of torch for the whole process, a `Loader` an argument of a DataLoader: runs of
+our own make these by their rows, too.
 """
 
 from __future__ import annotations
@@ -291,7 +292,7 @@ class Collections(Switch):
 
 
 class Loader(AtStart):
-    """An argument of every `DataLoader` of the script, from its start; own runs give it to theirs."""
+    """An argument of every `DataLoader` of the script, from its start."""
 
     # The argument, its place after the dataset (99 for one that is given by name only), and what `Places` calls it.
     name, place, fact = "", 99, ""

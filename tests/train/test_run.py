@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import threading
 import time
@@ -25,6 +26,7 @@ from ndd_engine.run.channel import send
 from ndd_engine.run.run import Run
 from ndd_engine.train import request as request_module
 from ndd_engine.train.checkpoint import CheckpointStore
+from ndd_engine.train.loop import EPOCHS_EVERY_S, FIRST_EPOCHS
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.training_run import TrainingRun
 from ndd_engine.workloads.base import Workload
@@ -66,6 +68,18 @@ def test_a_run_is_done_and_everything_it_did_is_in_its_record(trainer: Trainer) 
     # The socket is gone, and the lock is free.
     assert not result.directory.control_socket.exists()
     assert result.directory.live_owner() is None
+
+
+def test_the_ends_of_many_short_epochs_do_not_displace_all_other_marks(trainer: Trainer) -> None:
+    result = trainer.train(*trainer.ndd, *QUIET, "batch.micro=300", "run.epochs=60")
+    lines = filter(None, map(parse, result.directory.events.read_bytes().splitlines()))
+    told = [(t, event.text) for t, event in lines if isinstance(event, MarkEvent) and event.kind == "epoch"]
+    assert [text for _, text in told[:FIRST_EPOCHS]] == [
+        f"epoch {done} of 60 done" for done in range(1, FIRST_EPOCHS + 1)
+    ]
+    assert told[-1][1] == "epoch 60 of 60 done"
+    later = [t for t, _ in told[FIRST_EPOCHS - 1 : -1]]
+    assert all(after - before > 0.9 * EPOCHS_EVERY_S for before, after in itertools.pairwise(later))
 
 
 def test_windows_follow_one_another_without_a_gap(trainer: Trainer) -> None:

@@ -48,6 +48,9 @@ from .step.stepper import Stepper
 if TYPE_CHECKING:
     from .parallel.world import World
 
+# Epochs whose ends are all told, and seconds between those of later ones.
+FIRST_EPOCHS, EPOCHS_EVERY_S = 10, 1.0
+
 
 @dataclass(eq=False)
 class Course:
@@ -102,6 +105,7 @@ class Loop:
         self.world: World | None = None
         self._window_ns = int(config.log.window_s * 1e9)
         self._last_save = time.monotonic()
+        self._next_epoch = 0.0
         self._last_result: tuple[int, EvaluationResult] | None = None
         batch, log, speed, tokens = config.batch, config.log, config.speed, stepper.workload.tokens_per_item
         work = StepWork(
@@ -261,7 +265,14 @@ class Loop:
         self._act(own.passes)
 
     def _epoch_done(self, done: int, of: int | None) -> None:
-        """Report the end of an epoch, before the evaluation and the checkpoint that are due at it."""
+        """Report the end of an epoch, before the evaluation and the checkpoint that are due at it.
+
+        After the first epochs, one in EPOCHS_EVERY_S is enough: those of small data would displace all other marks.
+        """
+        now = time.monotonic()
+        if done > FIRST_EPOCHS and done != of and now < self._next_epoch:
+            return
+        self._next_epoch = now + EPOCHS_EVERY_S
         self.put(MarkEvent("epoch", self.step, f"epoch {done}{f' of {of}' if of else ''} done"))
 
     def _after_step(self, action: int) -> None:
