@@ -119,8 +119,8 @@ def test_changes_of_the_start_are_in_effect_for_a_loader_that_is_made_once(tmp_p
     settings = side["settings"]
     assert all(settings[key][2] for key in ("loader.workers", "speed.channels_last", "speed.flush_denormal"))
     assert settings["loader.prefetch"][1:3] == ["3", True]
-    # Workers read the items themselves.
-    assert settings["loader.cache"][1:3] == ["false", False]
+    # Workers that are forked share the items that were read before.
+    assert settings["loader.cache"][1:3] == ["true", True] and "64 items" in settings["loader.cache"][3]
     assert side["steps_per_epoch"] == 8  # a change that acts between epochs is measured over whole ones
 
 
