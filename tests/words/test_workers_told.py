@@ -52,7 +52,9 @@ def test_what_the_training_does_with_a_batch_is_a_mean_of_all_windows() -> None:
     received = {"batches": 4, "behind_ns": 8_000_000, "receive_ns": 2_000_000, "pin_ns": 0}
     window = WindowEvent(4, 0, 4, 4, 4, 32, 0, 10**9, None, None, None, {}, received=received)
     rows = dict(facts(View(after(WorkersEvent(12, [ONE]), window, window))).rows)
-    assert rows["training"] == "receiving a batch takes 0.5 ms; 2 ms a batch a later one is ready"
+    assert (
+        rows["training"] == "receiving a batch takes 0.5 ms; it waits 2 ms a batch while a later one is ready"
+    )
     pinned = after(WorkersEvent(12, [ONE]), WindowEvent(
         4, 0, 4, 4, 4, 32, 0, 10**9, None, None, None, {}, received={**received, "pin_ns": 12_000_000},
     ))  # fmt: skip

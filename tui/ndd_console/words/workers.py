@@ -8,7 +8,7 @@ from ndd_engine.diagnose.loader_plan import batch_ns, enough
 from ndd_engine.diagnose.view import View
 from ndd_engine.diagnose.worker_facts import does, evidence, plan_of, predictions, received_ns
 from ndd_engine.record.events import LoaderEvent
-from ndd_engine.record.figures import death_text
+from ndd_engine.record.figures import death_text, setting
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.worker_events import WorkerFigures, WorkersEvent
 from ndd_engine.text import MISSING, counted, number, percent, size, times
@@ -42,7 +42,7 @@ def workers_blocks(snapshot: Snapshot) -> list[Block]:
     view = View(snapshot)
     return [
         busy_bars(found.workers), facts(view), *ends, *predictions_table(view), times_table(found.workers),
-        functions_table(found), *transforms_table(found), items_table(found.workers),
+        functions_table(snapshot, found), *transforms_table(found), items_table(found.workers),
         *process_tables(found.workers),
     ]  # fmt: skip
 
@@ -67,8 +67,8 @@ def facts(view: View) -> NamedValues:
         receive_ns, pin_ns = received_ns(view)
         behind = view.snapshot.totals.received.get("behind_ns", 0) / batches
         pins = f", pinning it in another thread {ns(pin_ns)}" if pin_ns else ""
-        told = f"receiving a batch takes {ns(receive_ns)}{pins}; {ns(behind)} a batch a later one is ready"
-        rows.append(("training", told))
+        waits = f"it waits {ns(behind)} a batch while a later one is ready"
+        rows.append(("training", f"receiving a batch takes {ns(receive_ns)}{pins}; {waits}"))
     return NamedValues(tuple(rows))
 
 
@@ -112,11 +112,15 @@ def times_table(workers: Sequence[WorkerFigures]) -> Table:
     return Table("Times", columns, rows, frozenset(range(1, len(columns))), _TIMES, wide=0)
 
 
-def functions_table(found: WorkersEvent) -> Table:
-    """The functions that take the time of a batch."""
+def functions_table(snapshot: Snapshot, found: WorkersEvent) -> Table:
+    """The functions that take the time of a batch; of a script, relative to its folder."""
+    folder = f"{setting(snapshot.run, 'script', 'folder')}/"
     title = f"Functions in workers, from {counted(found.profiles, 'batch')} under Python's profiler"
     rows = tuple(
-        (percent(row[4]), percent(row[5]), number(row[3]), does(row) or MISSING, f"{row[0]}:{row[1]} in {row[2]}")
+        (
+            percent(row[4]), percent(row[5]), number(row[3]), does(row) or MISSING,
+            f"{row[0].removeprefix(folder)}:{row[1]} in {row[2]}",
+        )
         for row in found.functions
     )  # fmt: skip
     columns = ("share", "with calls", "calls", "what", "function") if rows else ()
