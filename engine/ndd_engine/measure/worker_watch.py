@@ -110,9 +110,8 @@ class WorkerWatch:
 
     def told_of(self, pid: int) -> str:
         """What a worker makes or made last: "batch 12 (items 3, 4)"; "" if that is not known."""
-        if pid not in self._doing:
-            with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
-                self._read()
+        with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+            self._read()  # it may have begun another batch since the last look
         batch, begun, items = self._doing.get(pid, (0, 0, ""))
         return f"batch {batch} (items {printable(items)})" if begun and items else ""
 
