@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ndd_console.words.workers import are_known, ends_table, facts, workers_blocks
 from ndd_engine.diagnose.view import View
 from ndd_engine.record.event import DeathEvent, Event, StallEvent
@@ -60,3 +62,15 @@ def test_what_the_training_does_with_a_batch_is_a_mean_of_all_windows() -> None:
     ))  # fmt: skip
     assert "pinning it in another thread 3 ms" in dict(facts(View(pinned)).rows)["training"]
     assert "training" not in dict(facts(View(after(WorkersEvent(12, [ONE])))).rows)
+
+
+def test_times_of_items_that_are_read_together_are_said_to_be_means() -> None:
+    slow = replace(ONE, slow=[(3_000_000, "3, 4, ...")])
+
+    def notes(one: WorkerFigures) -> str:
+        return " ".join(
+            getattr(block, "note", "") for block in workers_blocks(after(WorkersEvent(12, [one])))
+        )
+
+    assert "mean time" in notes(slow)
+    assert "mean time" not in notes(replace(slow, collate_ns=1e5))

@@ -277,7 +277,7 @@ def functions_of(reports: Sequence[Report]) -> list[WorkerFunction]:
                 if ns > LEAST_KIND * sum(kinds.values())
             },
         )
-        for key, kinds in spent.items()
+        for key, kinds in spent.items() if any(kinds.values())
     ]  # fmt: skip
     return sorted(rows, key=lambda row: -row[4])[:MOST_FUNCTIONS]
 

@@ -61,8 +61,8 @@ def facts(view: View) -> NamedValues:
     seen = evidence(view)
     rows = [("seen" if not index else "", one.text) for index, one in enumerate(seen)]
     if (plan := plan_of(view)) is not None:
-        told = f"{counted(enough(plan), 'worker')} would be enough; a batch each {ns(batch_ns(plan))} with those of now"
-        rows.append(("predicted", told))
+        now = f"at present, a batch is ready every {ns(batch_ns(plan))}"
+        rows.append(("predicted", f"{counted(enough(plan), 'worker')} would be enough; {now}"))
     if batches := view.snapshot.totals.received.get("batches", 0):
         receive_ns, pin_ns = received_ns(view)
         behind = view.snapshot.totals.received.get("behind_ns", 0) / batches
@@ -94,8 +94,8 @@ def predictions_table(view: View) -> list[Block]:
     rows = tuple(
         (times(now / max(each, 1.0)), ns(each), ", ".join(change.sets)) for change, each in predictions(view)
     )
-    title = f"Predicted: settings of the loader, with a batch each {ns(now)} at present"
-    columns = "gain", "batch each", "setting"
+    title = f"Predicted: settings of the loader, with a batch every {ns(now)} at present"
+    columns = "gain", "batch every", "setting"
     return [Table(title, columns, rows, frozenset({0, 1}), _PREDICTED, wide=2)] if rows else []
 
 
@@ -138,7 +138,9 @@ def items_table(workers: Sequence[WorkerFigures]) -> Table:
     """The slowest items by their index."""
     slow = sorted(((took, name, one.number) for one in workers for took, name in one.slow), reverse=True)
     rows = tuple((ns(took), name, f"{worker}") for took, name, worker in slow[:_MOST_ITEMS])
-    return Table("Slowest items", ("time", "index", "worker"), rows, frozenset({0}), wide=1)
+    together = rows and all(one.collate_ns is None for one in workers)
+    note = "Items are read together: the mean time of those of a batch." if together else ""
+    return Table("Slowest items", ("time", "index", "worker"), rows, frozenset({0}), note, wide=1)
 
 
 def process_tables(workers: Sequence[WorkerFigures]) -> list[Block]:
