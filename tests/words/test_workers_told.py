@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ndd_console.words.workers import are_known, ends_table, facts, workers_blocks
+from ndd_console.words.workers import are_known, busy_bars, ends_table, facts, workers_blocks
 from ndd_engine.diagnose.view import View
 from ndd_engine.record.event import DeathEvent, Event, StallEvent
 from ndd_engine.record.events import WindowEvent
@@ -74,3 +74,9 @@ def test_times_of_items_that_are_read_together_are_said_to_be_means() -> None:
 
     assert "mean time" in notes(slow)
     assert "mean time" not in notes(replace(slow, collate_ns=1e5))
+
+
+def test_a_worker_is_told_with_its_items_a_second() -> None:
+    idle = replace(ONE, number=2, idle_ns=6e6)
+    texts = [row[2] for row in busy_bars([ONE, idle]).rows]
+    assert "4,000 items/s" in texts[0] and "1,000 items/s" in texts[1]
