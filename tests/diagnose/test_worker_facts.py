@@ -56,9 +56,10 @@ def test_workers_that_wait_for_the_training_are_not_accused() -> None:
 def test_what_is_not_scheduled_is_not_accused() -> None:
     """Batches take long for the load by others; those that compute or wait for themselves take as long."""
 
-    def judged(cpu_ms: float, kind: str, others: float = 1.2) -> str:
-        some = [replace(one, cpu_ns=cpu_ms * MS) for one in told().workers]
-        event = told(workers=some, functions=[(*DECODE[:4], 0.95, 0.95, {kind: 0.95})])
+    def judged(cpu_ms: float, kind: str, others: float = 1.2, late: float | None = None) -> str:
+        some = [replace(one, cpu_ns=cpu_ms * MS, late=late) for one in told().workers]
+        functions = [(*DECODE[:4], 0.95, 0.95, {kind: 0.95})] if kind else []
+        event = told(workers=some, functions=functions)
         programs = [{"pid": 7, "name": "stress", "cores": others}] if others else []
         found = script(
             None, {"workers": 2}, phases=healthy(data_wait=20.0), after={6: [event]},
@@ -73,6 +74,8 @@ def test_what_is_not_scheduled_is_not_accused() -> None:
     # With no other programs the wait stays, but no function has taken that time.
     alone = judged(2.0, "computes", 0.0)
     assert alone and "Clips.decode" not in alone
+    # Without a profile.
+    assert judged(2.0, "", late=0.95) == "" and judged(2.0, "", late=0.05) and judged(2.0, "")
 
 
 def test_code_of_the_user_comes_before_that_of_a_library() -> None:

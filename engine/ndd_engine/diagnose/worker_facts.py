@@ -61,10 +61,11 @@ def unscheduled(view: View) -> bool:
     """Whether batches take long only because the workers are not scheduled.
 
     With a processor whenever they are ready to run, they would make batches far faster than these are wanted: they
-    compute as long as the processor says, and wait for anything else, such as storage, as their profiles say.
+    compute as long as the processor says, and wait for anything else, such as storage, as their profiles say. Without a
+    profile, what Linux says of the time in which they were ready is no such wait.
     """
     found = inside(view)
-    if found is None or not found.functions:
+    if found is None:
         return False
     count, use = len(found.workers), view.snapshot.cores
     made = sum(one.batch_ns for one in found.workers) / count
@@ -72,6 +73,9 @@ def unscheduled(view: View) -> bool:
     sending = sum(one.pickle_ns + one.send_ns for one in found.workers) / count
     waits = sum(part for function in found.functions for kind, part in function[6].items() if kind in WAITS)
     waiting = cpu * waits / (1 - waits) if waits < 1 else made
+    if not found.functions:
+        late = sum((one.late or 0.0) * (one.batch_ns + one.idle_ns) for one in found.workers) / count
+        waiting = max(made - cpu - late, 0.0)
     needed = (cpu + waiting) / max(made, 1.0)
     if needed > 1 - LACKING:
         return False
