@@ -114,28 +114,37 @@ class TimeShares:
             below, circle = self._below(code)
             for one in below:  # where functions call each other: until it is known better
                 self._known[one] = {self._kind(one): self._entries[one].totaltime}, 0.0
+            looked = [self._look(one) for one in below]
             for _ in range(_ROUNDS if circle else 1):
-                for one in below:
-                    self._known[one] = self._divided(one)
+                for one, total, first, apart, parts in looked:
+                    self._known[one] = self._divided(total, first, apart, parts)
         return self._known.get(code, ({}, 0.0))
 
-    def _divided(self, code: Any) -> tuple[dict[str, float], float]:
+    def _look(self, code: Any) -> tuple[Any, float, dict[str, float], float, list[tuple[Any, float]]]:
+        """(function, seconds, those of its own by kind, those in functions told apart, parts of others)."""
         entry = self._entries[code]
-        kinds, apart = {self._kind(code): self._own_s(entry)}, 0.0
-        for call in entry.calls or ():
-            if call.code == code:
-                continue
-            if self._apart(call.code):
-                apart += call.totaltime
-            elif call.code in self._known and (part := self._part(call)):
-                inner, inner_apart = self._known[call.code]
-                apart += inner_apart * part
-                for kind, seconds in inner.items():
-                    kinds[kind] = kinds.get(kind, 0.0) + seconds * part
+        calls = [call for call in entry.calls or () if call.code != code]
+        apart = sum(call.totaltime for call in calls if self._apart(call.code))
+        parts = [
+            (call.code, part)
+            for call in calls
+            if call.code in self._known and not self._apart(call.code) and (part := self._part(call))
+        ]
+        return code, entry.totaltime, {self._kind(code): self._own_s(entry)}, apart, parts
+
+    def _divided(
+        self, total: float, first: dict[str, float], apart: float, parts: list[tuple[Any, float]]
+    ) -> tuple[dict[str, float], float]:
+        kinds = dict(first)
+        for code, part in parts:
+            inner, inner_apart = self._known[code]
+            apart += inner_apart * part
+            for kind, seconds in inner.items():
+                kinds[kind] = kinds.get(kind, 0.0) + seconds * part
         # A function that calls itself through others has the time of the inner calls in several of its calls.
-        if (found := sum(kinds.values()) + apart) > entry.totaltime > 0:
-            kinds = {kind: seconds * entry.totaltime / found for kind, seconds in kinds.items()}
-            apart *= entry.totaltime / found
+        if (found := sum(kinds.values()) + apart) > total > 0:
+            kinds = {kind: seconds * total / found for kind, seconds in kinds.items()}
+            apart *= total / found
         return kinds, apart
 
     def _below(self, code: Any) -> tuple[list[Any], bool]:
