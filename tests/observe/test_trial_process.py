@@ -25,7 +25,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from ndd_engine.script.command import UNWRITTEN
 from ndd_watch import FOLDER, SITE
 from ndd_watch.changes import OF_SCRIPTS, make
-from ndd_watch.switches import Switch
+from ndd_watch.switches import Cache, Switch
 from ndd_watch.trying import _STARTS, Outside, Trainer, gate
 
 # The loader is made once, before the first step, and has its arguments by place; the loop may undo changes.
@@ -530,3 +530,17 @@ def test_the_observers_own_files_are_written_also_below_the_original(
     assert refused == []
     outside.writes(str(tmp_path / "weights.pt"))
     assert refused == [f"writes to {(tmp_path / 'weights.pt').resolve()}, outside its folder"]
+
+
+@pytest.mark.parametrize(("method", "shared"), [("fork", True), ("spawn", False)])
+def test_only_workers_that_are_forked_share_cached_items(method: str, shared: bool) -> None:
+    data = TensorDataset(torch.arange(16.0))
+    loader = DataLoader(data, 4, num_workers=1, multiprocessing_context=method)
+    change = Cache(True, SimpleNamespace())
+    change._before_workers(loader)
+    _, in_effect, why = change.applied()
+    assert in_effect is shared and ("16 items" if shared else method) in why
+    with torch.no_grad():  # an evaluation has no say in it
+        other = Cache(True, SimpleNamespace())
+        other._before_workers(loader)
+    assert method not in other.applied()[2]
