@@ -20,6 +20,8 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     finite      skipped updates, and the first thing in a step that is not finite
     looks       looks at tensors and attributes without running code of the script; which code is its own
     profiler    profiles one step, evaluations and checkpoints; the engine's own runs use it, too
+    call_times  how long functions take: Python's profiler, or one of ours
+    attribution  to which function the time of a profile belongs, and what it is spent with; also of workers
     called      what the user's lines call in libraries, in such a profile
     collecting  looks at what an evaluation keeps whose memory grows
     receiving   what the process that trains does with batches of workers; own training uses it, too

@@ -1,7 +1,6 @@
 """What the user's lines call that is not their own: which function of a library takes the time under a profiler.
 
-A profiler knows how long each function took, and how much of that for each function that calls it. What a function does
-for one of its callers is assumed to be that caller's part of everything that it does.
+How the time of a library is divided among those that call it: see `attribution`.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ import os
 from collections.abc import Callable, Iterator
 from dis import get_instructions
 from typing import Any
+
+from .attribution import TimeShares, in_torch, name_of
 
 # Functions with these names record what they are given: `self.log`, `writer.add_scalar`, `wandb.log`, `print`.
 LOGS = frozenset({
@@ -87,13 +88,14 @@ class Called:
         self._entries = {entry.code: entry for entry in stats}
         self._own, self._hidden, self._roots, self._whole = own, hidden, roots, whole
         self._phase_of = phase_of
-        self._owned: dict[Any, float] = {}
+        # Told apart are the user's own functions, and the model and the optimizer of a step.
+        self.shares = TimeShares(
+            self._entries, lambda code: own(code) or (not whole and bool(self._root(code)))
+        )
         self._lines: dict[int, _Lines] = {}
         self._least = 0.0
 
-    def rows(
-        self, seconds: float, places: list[Place], is_loop: bool, name: Callable[[Any], str]
-    ) -> list[list[Any]]:
+    def rows(self, seconds: float, places: list[Place], is_loop: bool) -> list[list[Any]]:
         """[file, line, name, function, library, calls, ns, phase] of each, the longest first.
 
         file, line, name: the user's own. seconds: of the whole profile. places: the user's functions that were called
@@ -121,10 +123,10 @@ class Called:
                 continue
             else:
                 at, line = code, code.co_firstlineno
-            for inner, text, count, ns in self._inside(code, calls, taken, descends, name, set()):
+            for inner, text, count, ns in self._inside(code, calls, taken, descends, set()):
                 if self._usual(inner, around, user is None and not is_loop):
                     continue
-                row = at.co_filename, line, name(at), text, library(inner), self._phase(inner) or around
+                row = at.co_filename, line, name_of(at), text, library(inner), self._phase(inner) or around
                 one = found.setdefault(row, [0, 0.0])
                 one[0] += count
                 one[1] += ns
@@ -140,24 +142,6 @@ class Called:
         if self._whole or library(code) != "torch":
             return False
         return in_library or around in _OF_MODEL or bool(self._phase(code))
-
-    def owned(self, code: Any) -> float:
-        """The same of a function."""
-        if code not in self._owned:
-            self._owned[code] = 0.0  # of a recursion
-            entry = self._entries.get(code)
-            self._owned[code] = sum(self.owned_of(call) for call in (entry.calls or () if entry else ()))
-        return self._owned[code]
-
-    def owned_of(self, call: Any) -> float:
-        """Seconds of a call that are in the user's own functions, or in the model and the optimizer of a step."""
-        if self._own(call.code) or (not self._whole and self._root(call.code)):
-            return float(call.totaltime)
-        entry = self._entries.get(call.code)
-        if entry is None or not entry.totaltime:
-            return 0.0
-        part: float = min(call.totaltime / entry.totaltime, 1.0)
-        return self.owned(call.code) * part
 
     def _outermost(self) -> Iterator[tuple[Any, Any, int, float]]:
         """(the user's function that calls, or None; what; calls; seconds) of what is not the user's own.
@@ -181,19 +165,19 @@ class Called:
                 yield None, code, int(entry.callcount - count), entry.totaltime - taken
 
     def _inside(
-        self, code: Any, calls: int, taken: float, descends: bool, name: Callable[[Any], str], seen: set[Any]
+        self, code: Any, calls: int, taken: float, descends: bool, seen: set[Any]
     ) -> Iterator[tuple[Any, str, int, float]]:
         """(function, its name, calls, seconds) of a call, without the user's own functions inside."""
-        entry, text = self._entries.get(code), _text(code, name)
+        entry, text = self._entries.get(code), text_of(code)
         if entry is None or isinstance(code, str) or not entry.totaltime:
             yield code, text, calls, taken
             return
         part = min(taken / entry.totaltime, 1.0)
-        rest = taken - self.owned(code) * part
-        inner = in_torch(code) and code.co_name != _WRAPPER
+        rest = taken - self.shares.apart_in(code) * part
+        inner = in_torch(code.co_filename) and code.co_name != _WRAPPER
         if descends and len(seen) < _DEEP and not inner and not logs(text, library(code)):
             for call in entry.calls or ():
-                spent = (call.totaltime - self.owned_of(call)) * part
+                spent = (call.totaltime - self.shares.apart_of(call)) * part
                 if (
                     spent < self._least
                     or self._own(call.code)
@@ -201,19 +185,19 @@ class Called:
                     or self._hidden(call.code)
                 ):
                     continue
-                if isinstance(call.code, str) or (in_torch(call.code) and not self._special(call.code)):
+                if isinstance(call.code, str) or (
+                    in_torch(call.code.co_filename) and not self._special(call.code)
+                ):
                     continue
                 rest -= spent
-                yield from self._inside(
-                    call.code, call.callcount, call.totaltime * part, True, name, seen | {code}
-                )
+                yield from self._inside(call.code, call.callcount, call.totaltime * part, True, seen | {code})
         if rest > 0:
             mostly = max(
                 (one for one in entry.calls or () if isinstance(one.code, str) and library(one.code) == "torch"),
                 key=lambda one: one.totaltime, default=None,
             )  # fmt: skip
             if mostly is not None and not inner and mostly.totaltime * part >= _MOSTLY * rest:
-                text += f" ({_text(mostly.code, name)})"
+                text += f" ({text_of(mostly.code)})"
             yield code, text, calls, rest
 
     def _line(self, code: Any, callee: Any) -> int | None:
@@ -247,15 +231,10 @@ class Called:
         return self._roots.get(key(code), "")
 
 
-def in_torch(code: Any) -> bool:
-    """Whether a function of Python is torch's."""
-    return os.sep + "torch" + os.sep in code.co_filename
-
-
-def _text(code: Any, name: Callable[[Any], str]) -> str:
+def text_of(code: Any) -> str:
     """ "torch.cat", "Tensor.cpu", "DataFrame.iloc"."""
     if not isinstance(code, str):
-        return name(code)
+        return name_of(code)
     words = code.strip("<>").removeprefix("built-in method ").removeprefix("method ")
     method, _, kind = words.partition(" of ")
     owner = kind.strip("'").partition("'")[0].rpartition(".")[2].replace("TensorBase", "Tensor")
@@ -288,7 +267,7 @@ class _Lines:
 
         A subscript names nothing: it is that of a property of pandas, or the only one of the function.
         """
-        wanted = _text(callee, lambda one: str(one.co_name)).rpartition(".")[2]
+        wanted = text_of(callee).rpartition(".")[2]
         indexed = _INDEXED if wanted == _SUBSCRIPT and library(callee) == "pandas" else frozenset()
         named = [(at, line) for at, name, line in self._loads if name == wanted or name in indexed]
         for end, begin in self._loops:

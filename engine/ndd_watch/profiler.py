@@ -1,8 +1,7 @@
 """Profiles one step, an evaluation and a checkpoint: which functions of the user's own code take long.
 
-A thread that reads the stack of another one sees its code only where it releases the interpreter lock. Python's own
-profiler sees every call, and slows down the one step for which it is on. Up to Python 3.11, it slows all bytecode
-down: a loop in pure Python took 1.7 times as long. From 3.12 on, `sys.monitoring` does the same for one thread only.
+A thread that reads the stack of another one sees its code only where it releases the interpreter lock. A profiler sees
+every call, and slows down the one step for which it is on.
 
 The first long evaluation is profiled from LATE_NS on, or else the second one from its beginning, or its end if it is
 long; of checkpoints the second one. After that, so rarely that it costs little.
@@ -10,191 +9,24 @@ long; of checkpoints the second one. After that, so rarely that it costs little.
 
 from __future__ import annotations
 
-import os
 import sys
-from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any, Callable
 
-from .apart import time
+from .attribution import COLLECTS, DEVICE, INLINE, OURS, in_torch, key_of_code, kind_of, name_of
 from .blocking import Blocking
-from .called import Called, Place, in_torch, key
+from .call_times import KIND, MONITORING, added_ns
+from .called import Called, Place, key, text_of
 from .clock import CHECKPOINT, EVALUATE, NAMES, OTHER, now
 from .collecting import Collecting
 from .looks import own_frame
-from .probes import LONGER, SPARE_NS, free_tool, handles_alarms, profiled, tool_id
-
-# This module is loaded when the first step is profiled: by then the script may have replaced functions of the library.
-now_ns = time.perf_counter_ns
-
-
-@dataclass
-class _Entry:
-    """Of a function: calls, seconds with everything that it calls; and the same of each function that it calls."""
-
-    code: Any
-    callcount: int = 0
-    totaltime: float = 0.0
-    inside: dict[Any, _Entry] = field(default_factory=dict)
-    # Calls that have not ended: only the outermost one of a recursion counts its time.
-    open: int = 0
-
-    @property
-    def calls(self) -> list[_Entry]:
-        """The functions that it calls."""
-        return list(self.inside.values())
-
-
-class Calls:
-    """Arguments are those of `_lsprof.Profiler`; all but timer, of nanoseconds, are without effect."""
-
-    def __init__(
-        self,
-        timer: Callable[[], int] = now_ns,
-        timeunit: float = 1e-9,
-        builtins: bool = True,
-        subcalls: bool = True,
-    ) -> None:
-        self._time = timer
-        self._entries: dict[Any, _Entry] = {}
-        # Open calls: function, when it began, entry, and its entry in the one that calls it.
-        self._stack: list[tuple[Any, int, _Entry, _Entry | None]] = []
-        self._tool: int | None = None
-        self._thread = 0
-        # Called once a function begins after this moment; 0 for never.
-        self.until = 0
-        self.late: Callable[[], None] | None = None
-
-    def enable(self) -> None:
-        """Begin on this thread. Raises ValueError if no tool id is free."""
-        monitoring: Any = sys.monitoring  # type: ignore[attr-defined]
-        tool = tool_id()
-        if tool is None:
-            raise ValueError("no tool id is free")
-        monitoring.use_tool_id(tool, "ndd-console")
-        self._tool, self._thread = tool, get_ident()
-        events = monitoring.events
-        wanted = 0
-        for event, heard in (
-            (events.PY_START, self._began), (events.PY_RESUME, self._began), (events.PY_THROW, self._thrown),
-            (events.PY_RETURN, self._ended), (events.PY_YIELD, self._ended), (events.PY_UNWIND, self._ended),
-            (events.CALL, self._called), (events.C_RETURN, self._returned), (events.C_RAISE, self._returned),
-        ):  # fmt: skip
-            monitoring.register_callback(tool, event, heard)
-            wanted |= event
-        # Those of C functions come with CALL.
-        monitoring.set_events(tool, wanted & ~(events.C_RETURN | events.C_RAISE))
-
-    def disable(self) -> None:
-        """End; open calls end now."""
-        tool, self._tool = self._tool, None
-        if tool is not None:
-            free_tool(tool)
-        while self._stack:
-            self._pop(self._time())
-
-    def getstats(self) -> list[_Entry]:
-        """The functions so far."""
-        return list(self._entries.values())
-
-    def _push(self, what: Any) -> None:
-        entry = self._entries.get(what)
-        if entry is None:
-            entry = self._entries[what] = _Entry(what)
-        inner = None
-        if self._stack:
-            inside = self._stack[-1][2].inside
-            inner = inside.get(what)
-            if inner is None:
-                inner = inside[what] = _Entry(what)
-            inner.open += 1
-        entry.open += 1
-        t = self._time()
-        self._stack.append((what, t, entry, inner))
-        if self.until and t > self.until and self.late is not None:
-            self.until = 0
-            self.late()
-
-    def _pop(self, t: int) -> None:
-        _, begun, entry, inner = self._stack.pop()
-        for one in (entry, inner):
-            if one is not None:
-                one.callcount += 1
-                one.open -= 1
-                if not one.open:
-                    one.totaltime += (t - begun) * 1e-9
-
-    def _began(self, code: Any, _offset: int) -> None:
-        if get_ident() == self._thread:
-            self._push(code)
-
-    def _thrown(self, code: Any, _offset: int, _error: Any) -> None:
-        if get_ident() == self._thread:
-            self._push(code)
-
-    def _ended(self, code: Any, _offset: int, _value: Any) -> None:
-        t = self._time()
-        # Functions that began before are not on the stack.
-        if get_ident() == self._thread and any(one[0] is code for one in self._stack):
-            while self._stack[-1][0] is not code:
-                self._pop(t)
-            self._pop(t)
-
-    def _called(self, _code: Any, _offset: int, function: Any, _first: Any) -> None:
-        # By its type alone: attributes of an object that is called could be code of the script.
-        if get_ident() == self._thread and (name := _builtin_name(function)):
-            self._push(name)
-
-    def _returned(self, _code: Any, _offset: int, function: Any, _first: Any) -> None:
-        t = self._time()
-        if get_ident() == self._thread and self._stack and self._stack[-1][0] == _builtin_name(function):
-            self._pop(t)
-
-
-def _builtin_name(function: Any) -> str:
-    """A function of C as profilers name it; "" for another object, whose description could be code of the script."""
-    kind = type(function)
-    if kind.__name__ == "method_descriptor":
-        return repr(function)
-    if kind.__name__ == "builtin_function_or_method":
-        owner = function.__self__
-        if owner is None or type(owner).__name__ == "module":
-            return f"<built-in method {function.__module__}.{function.__name__}>"
-        for base in type(owner).__mro__:
-            if function.__name__ in base.__dict__:
-                return f"<method '{function.__name__}' of '{base.__module__}.{base.__name__}' objects>"
-    return ""
-
-
-# Imported now: an exception of a signal handler can be lost in an import.
-try:
-    from _lsprof import Profiler as _Profiler
-except ImportError:
-    _Profiler = None  # type: ignore[assignment, misc]
+from .probes import LONGER, SPARE_NS, handles_alarms, profiled
 
 # Functions of the user's own code, and waits for the device, that a profiled step names.
 MOST_FUNCTIONS = 12
 # Phase changes of a step up to which functions are assigned to phases: each costs a fraction of a millisecond.
 MOST_PHASES = 64
-# Code inside a function, which is called by that function's name.
-INLINE = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>"})
 ANOTHER = "another profiler is active"
-# Measurements of what the profiler adds to a call, and calls of each.
-TRIALS, TRIAL_CALLS = 5, 100
-_OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
-# From Python 3.12 on there is one profiler in a process, and starting another one raises an error: ours would be in the
-# way of one that the script starts. It listens by itself there.
-_MONITORING = sys.version_info >= (3, 12)
-# The class of profilers; None if this Python has none.
-_KIND: Any = Calls if _MONITORING else _Profiler
-# Functions of torch that wait for the device: of torch.cuda and torch.accelerator, of their streams and events, and of
-# torch.Stream and torch.Event, which are methods in C. `Blocking` knows those of tensors. Garbage collections that the
-# script asks for are waits as well.
-_WAITING = frozenset({"synchronize", "empty_cache"})
-_BUILT_IN = {
-    **{f"<method 'synchronize' of 'torch.{kind}' objects>": "synchronize" for kind in ("Stream", "Event")},
-    "<built-in method gc.collect>": "collect",
-}
 
 
 class StepProfiler:
@@ -202,7 +34,7 @@ class StepProfiler:
     calls this code; its time is no part of the functions that call it."""
 
     def __init__(self, own: Callable[[Any], bool], ours: tuple[str, ...] = ()) -> None:
-        self._own, self._ours = own, (_OURS, *ours)
+        self._own, self._ours = own, (OURS, *ours)
         self._profiler: Any = None
         self.blocking = Blocking()
         # Code of the function that trains, if it is the user's own, and the user's functions around the step with
@@ -229,7 +61,7 @@ class StepProfiler:
         if self._profiler is not None or profiled():
             return ANOTHER
         self._until, self._thread = now() + LONGER * usual_ns + SPARE_NS if usual_ns else 0, get_ident()
-        kind = _KIND
+        kind = KIND
         if kind is None:
             return "this Python has no profiler"
         self._left_out = self._marks = 0
@@ -237,12 +69,12 @@ class StepProfiler:
         self._spent, self._phases, self._lengths = {}, {}, {}
         try:
             # Python's profiler loses what a signal handler raises while it names a method of C that it meets first.
-            builtins = _MONITORING or not handles_alarms()
+            builtins = MONITORING or not handles_alarms()
             self._added = self._measured.get(builtins)
             if self._added is None:
-                self._added = self._measured[builtins] = _added_ns(kind, builtins)
+                self._added = self._measured[builtins] = added_ns(kind, builtins)
             profiler = kind(builtins=builtins, subcalls=True)
-            if _MONITORING:
+            if MONITORING:
                 profiler.until, profiler.late = self._until, self.overdue
             self._begun = self._changed = now()
             profiler.enable()
@@ -259,7 +91,7 @@ class StepProfiler:
 
     def make_way(self) -> None:
         """A profile function is about to be set by the script: ours ends before."""
-        if not _MONITORING and sys.getprofile() is self._profiler:
+        if not MONITORING and sys.getprofile() is self._profiler:
             self.drop()
 
     def drop(self) -> None:
@@ -267,7 +99,7 @@ class StepProfiler:
         profiler, self._profiler = self._profiler, None
         if profiler is not None:
             self.blocking.end()
-            if _MONITORING or sys.getprofile() is profiler:
+            if MONITORING or sys.getprofile() is profiler:
                 profiler.disable()
 
     def overdue(self) -> None:
@@ -323,7 +155,7 @@ class StepProfiler:
         if profiler is None:
             return nothing
         step_ns = now() - self._begun - self._left_out
-        if not _MONITORING and sys.getprofile() is not profiler:
+        if not MONITORING and sys.getprofile() is not profiler:
             # The step has begun a profiler of its own, which ours must not end: not even by being deleted.
             self._replaced = profiler
             return nothing
@@ -346,13 +178,13 @@ class StepProfiler:
         called = Called(stats, self._own, self._is_ours, roots or {}, phase_of, bool(inside))
         for entry in entries:
             code, inner, calls = entry.code, 0.0, 0
-            caller = _name(callers[code][1]) if code in callers else ""
+            caller = name_of(callers[code][1]) if code in callers else ""
             inline = code.co_name in INLINE and caller
-            at = [code.co_filename, code.co_firstlineno, caller if inline else _name(code)]
+            at = [code.co_filename, code.co_firstlineno, caller if inline else name_of(code)]
             for call in entry.calls or ():
                 if call.code is not code:
                     whole = call.code in own or self._of_torch(call.code)
-                    inner += call.totaltime if whole else called.owned_of(call)
+                    inner += call.totaltime if whole else called.shares.apart_of(call)
                 calls += call.callcount
                 if method := self._waiting(call.code):
                     waits.append([*at, method, call.callcount, round(call.totaltime * 1e9)])
@@ -365,9 +197,9 @@ class StepProfiler:
             ])  # fmt: skip
         for (code, line, name), (count, ns) in self.blocking.spent.items():
             if self._own(code):
-                waits.append([code.co_filename, line, _name(code), name, count, ns])
+                waits.append([code.co_filename, line, name_of(code), name, count, ns])
         if self._loop is not None:
-            at = [self._loop.co_filename, self._loop.co_firstlineno, _name(self._loop)]
+            at = [self._loop.co_filename, self._loop.co_firstlineno, name_of(self._loop)]
             waits += [[*at, *wait] for wait in self._waits_of_loop(stats)]
         is_loop, self.blocking.spent, self._loop = self._loop is not None, {}, None
         functions.sort(key=lambda item: -item[5])
@@ -375,14 +207,13 @@ class StepProfiler:
         step_ns -= round(added * sum(entry.callcount for entry in stats))
         return {
             "wall_ns": max(step_ns, 1), "functions": functions[:MOST_FUNCTIONS], "waits": waits[:MOST_FUNCTIONS],
-            "phases": lengths, "calls": called.rows(step_ns * 1e-9, places, is_loop, _name),
+            "phases": lengths, "calls": called.rows(step_ns * 1e-9, places, is_loop),
         }  # fmt: skip
 
     def _waiting(self, code: Any) -> str:
         """What waits for the device or collects garbage, if this function does; "" otherwise."""
-        if isinstance(code, str):
-            return _BUILT_IN.get(code, "")
-        return code.co_name if code.co_name in _WAITING and self._of_torch(code) else ""
+        waits = kind_of(key_of_code(code)) in (DEVICE, COLLECTS)
+        return text_of(code).rpartition(".")[2] if waits else ""
 
     def _waits_of_loop(self, stats: Any) -> list[list[Any]]:
         """[name, calls, ns] of waits that no function has called which began within the step: the loop has."""
@@ -403,7 +234,9 @@ class StepProfiler:
     def _own_loop(self) -> Any:
         """Code of the function that trains, if it is the user's own: it was called before the step."""
         frame: Any = sys._getframe(1)
-        while frame is not None and (frame.f_code.co_filename.startswith(_OURS) or in_torch(frame.f_code)):
+        while frame is not None and (
+            frame.f_code.co_filename.startswith(OURS) or in_torch(frame.f_code.co_filename)
+        ):
             frame = frame.f_back
         return frame.f_code if frame is not None and self._own(frame.f_code) else None
 
@@ -411,7 +244,7 @@ class StepProfiler:
         """Whether a function belongs to torch or to the program; that of a built-in is its description."""
         if isinstance(code, str):
             return "torch" in code
-        return in_torch(code) or self._is_ours(code)
+        return in_torch(code.co_filename) or self._is_ours(code)
 
     def _is_ours(self, code: Any) -> bool:
         """Whether a function belongs to the program."""
@@ -442,38 +275,6 @@ def _phase(code: Any, roots: dict[Any, str], calls_from: dict[Any, tuple[float, 
         seen.add(code)
         code = calls_from.get(code, (0.0, None))[1]
     return phase
-
-
-def _name(code: Any) -> str:
-    """ "Clips.__getitem__", also for a comprehension in it; "median.<lambda>". Before Python 3.11 without the class."""
-    name = str(getattr(code, "co_qualname", code.co_name))
-    while "." in name and name.rpartition(".")[2] in INLINE - {"<lambda>"}:
-        name = name.rpartition(".<locals>.")[0]
-    outer, within, last = name.rpartition(".<locals>.")
-    if last == "<lambda>" and within:
-        return f"{outer.rpartition('<locals>.')[2]}.<lambda>"
-    return last
-
-
-def _added_ns(profiler: Any, builtins: bool) -> float:
-    """Nanoseconds that the profiler adds to a call that it records: of a built-in function, if it records those."""
-    call: Any = len if builtins else _nothing
-    given, least = (), [float("inf")] * 2
-    for number in range(2 * TRIALS):
-        watching = profiler(builtins=builtins, subcalls=True)
-        if number % 2:
-            watching.enable()
-        t = now()
-        for _ in range(TRIAL_CALLS):
-            call(given)
-        t = now() - t
-        watching.disable()
-        least[number % 2] = min(least[number % 2], t)
-    return max((least[1] - least[0]) / TRIAL_CALLS, 0.0)
-
-
-def _nothing(_: Any) -> None:
-    return
 
 
 # Closer looks may take so much processor time at once, and ALLOWED_NS in the time from one profiled step to the next.

@@ -112,11 +112,11 @@ def read(data: bytes) -> tuple[dict[str, Any], int, int, str] | None:
     return report, batch, begun, listed(some, told)
 
 
-def shown(indices: Any) -> str:
+def shown(indices: Any, most: int = INDICES) -> str:
     """Some indices of a batch as text."""
     if type(indices) is not list:
         return name_of(indices) if indices is not None else ""
-    return listed(indices[:INDICES], len(indices))
+    return listed(indices[:most], len(indices))
 
 
 def listed(some: Sequence[Any], count: int) -> str:

@@ -533,7 +533,7 @@ MOST_KEPT = 4
 
 
 class Cache(AtStart):
-    """All items of a map-style dataset, read once before training, if they are the same when they are read twice."""
+    """All items of a map-style dataset, read before training if they are the same twice; forked workers share them."""
 
     def __init__(self, value: Any, observer: Any) -> None:
         super().__init__(value, observer)
@@ -553,6 +553,24 @@ class Cache(AtStart):
             return fetcher.collate_fn([items[place] for place in index])
 
         kind.fetch = fetched
+        iterator: Any = importlib.import_module("torch.utils.data.dataloader")._MultiProcessingDataLoaderIter
+        begins = iterator.__init__
+
+        def begin(made: Any, loader: Any) -> None:
+            if loader._auto_collation and not hasattr(loader.dataset, "__iter__"):
+                change._before_workers(loader)
+            begins(made, loader)
+
+        iterator.__init__ = begin
+
+    def _before_workers(self, loader: Any) -> None:
+        """Workers that are forked have the items that are read before."""
+        context = loader.multiprocessing_context or sys.modules["multiprocessing"]
+        method = context.get_start_method()
+        if method == "fork":
+            self._items(loader.dataset)
+        elif self.torch.is_grad_enabled() and not self._refused:
+            self._refused = f"its workers are started by {method}: only those that are forked share the items"
 
     def applied(self) -> tuple[str, bool | None, str]:
         if not self._refused and self._cached:
@@ -572,8 +590,8 @@ class Cache(AtStart):
             return None
         known = self._cached.get(id(dataset))
         if known is None:
-            if not self.torch.is_grad_enabled():
-                return None  # of an evaluation
+            if not self.torch.is_grad_enabled() or self.torch.utils.data.get_worker_info() is not None:
+                return None  # of an evaluation, or in a worker that would read all of them for itself
             known = dataset, self._read(dataset)
             if self._refused:
                 return None

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from .apart import Dropped, gc, module_of, time
+from .attribution import COLLECT, INLINE, OURS, Key, TimeShares, key_of_code, kind_of
+from .call_times import KIND, MONITORING, CallEntry, added_ns
 from .looks import attributes, bases, class_name, namespace, own
 from .mapped import _text, used_by_thread
 from .probes import SPARE_DEPTH, depth, handles_alarms, profiled
-from .profiler import _KIND, _MONITORING, INLINE, _added_ns, _name
 from .steps import PROFILE_NS
 
 # Batches between two that are profiled, at least; those that are looked at before the first one.
@@ -33,38 +34,10 @@ WAITED = 0.05
 MOST_FUNCTIONS, MOST_TRANSFORMS = 12, 16
 # The part that the profiler leaves of the time of bytecode, at least.
 LEAST_KEPT = 0.5
-# Rounds in which time goes from functions of libraries to those that call them; recursion makes circles.
-_ROUNDS = 8
-_COLLECT = "<built-in method gc.collect>"
 _FETCH = os.path.join("torch", "utils", "data", "_utils", "fetch.py")
 
-COMPUTES = "computes"
-# What the name of a built-in function tells; the first part that is found decides.
-_KINDS = (
-    ("sleeps", ("time.sleep",)),
-    ("lock", (
-        "SemLock", "'acquire' of '_thread", "'__enter__' of '_thread", "allocate_lock", "fcntl.flock", "fcntl.lockf",
-        "posix.waitpid",
-    )),
-    ("connection", ("_socket", "select.", "_ssl")),
-    ("storage", (
-        "_io.FileIO", "_io.Buffered", "io.open", "_io.open", "posix.open", "posix.read", "posix.pread", "posix.stat",
-        "posix.lstat", "posix.fsync", "posix.scandir", "posix.listdir", "'readinto'", "_io.TextIOWrapper",
-        "posix.fadvise", "posix.posix_fadvise", "numpy.fromfile", "read_file", "h5py", "h5d",
-    )),
-    ("pickle", ("_pickle.",)),
-)  # fmt: skip
 # Methods of transforms, of which the class itself has one.
 _METHODS = ("transform", "_transform", "apply", "forward", "__call__")
-
-Key = Any  # (file, line, name) of a function in Python, or the description of a built-in one
-
-
-def kind_of(key: Key) -> str:
-    """What a function spends its own time with."""
-    if not isinstance(key, str):
-        return COMPUTES
-    return next((kind for kind, parts in _KINDS if any(part in key for part in parts)), COMPUTES)
 
 
 class _Sums:
@@ -73,56 +46,63 @@ class _Sums:
 
     def __init__(self) -> None:
         self.count = self.wall_ns = self.cpu_ns = self.late_ns = self.system_ns = self.faults = 0
-        # Of functions: seconds of their own, with all that they call, and calls; and (caller, function) -> seconds.
-        self.own_s: dict[Key, float] = {}
-        self.whole: dict[Key, float] = {}
-        self.calls: dict[Key, int] = {}
-        self.edges: dict[tuple[Key, Key], float] = {}
+        self.entries: dict[Key, CallEntry] = {}
+        # Seconds that the profiler adds to a call; those of garbage collections by the function that they are in.
+        self.added = 0.0
+        self._collecting: dict[Key, float] = {}
 
-    def add(self, stats: Any, added: float) -> int:
-        """The functions of a profile; added: seconds that the profiler adds to a call. Returns the calls."""
+    def add(self, stats: Any) -> int:
+        """The functions of a profile. Returns the calls."""
         all_calls = 0
         for entry in stats:
-            key = _key(entry.code)
-            if key is None:
+            if (key := _key(entry.code)) is None:
                 continue
-            inside, inner = 0.0, 0
-            for call in entry.calls or ():
-                callee = _key(call.code)
-                if call.code is not entry.code:
-                    inside += call.totaltime
-                inner += call.callcount
-                if callee is not None and callee != key:
-                    edge = key, callee
-                    self.edges[edge] = self.edges.get(edge, 0.0) + call.totaltime
-            # Half of what the profiler adds to a call is in the function, and half in the one that calls it.
-            mine = entry.totaltime - inside - added * (entry.callcount + inner) / 2
             all_calls += entry.callcount
-            self.own_s[key] = self.own_s.get(key, 0.0) + max(mine, 0.0)
-            self.whole[key] = self.whole.get(key, 0.0) + entry.totaltime
-            self.calls[key] = self.calls.get(key, 0) + entry.callcount
+            into = self.entries.setdefault(key, CallEntry(key))
+            for call in (entry, *(entry.calls or ())):
+                callee = key_of_code(call.code)
+                one = into if call is entry else into.inside.setdefault(callee, CallEntry(callee))
+                one.callcount += call.callcount
+                one.totaltime += call.totaltime
         return all_calls
+
+    def own_s(self, entry: CallEntry) -> float:
+        """Seconds of a function without what it calls, garbage collections, and the profiler."""
+        # Half of what the profiler adds to a call is in the function, and half in the one that calls it.
+        calls = entry.callcount + sum(call.callcount for call in entry.calls)
+        inside = sum(call.totaltime for call in entry.calls if call.code != entry.code)
+        less = self._collecting.get(entry.code, 0.0)
+        return max(entry.totaltime - inside - self.added * calls / 2 - less, 0.0)
+
+    def python_s(self) -> float:
+        """Seconds of all functions in Python."""
+        return sum(self.own_s(one) for one in self.entries.values() if not isinstance(one.code, str))
 
     def less(self, keys: Sequence[Key], seconds: float) -> None:
         """Take a garbage collection out. keys: the function in which it began, and the one that called that.
 
         It is in the time of one of them, or of a built-in function that they called.
         """
-        inside = [callee for caller, callee in self.edges if caller in keys and isinstance(callee, str)]
-        longest = max((*keys, *inside), key=lambda one: self.own_s.get(one, 0.0))
-        self.own_s[longest] = max(self.own_s.get(longest, 0.0) - seconds, 0.0)
+        within = [self.entries[key] for key in keys if key in self.entries]
+        built_in = [one.code for entry in within for one in entry.calls if isinstance(one.code, str)]
+        known = [*within, *(self.entries[code] for code in built_in if code in self.entries)]
+        if known:
+            longest = max(known, key=self.own_s).code
+            self._collecting[longest] = self._collecting.get(longest, 0.0) + seconds
 
     def spent(self, users: set[Key], kept: float) -> dict[Key, dict[str, float]]:
-        """Seconds by kind of the functions that are told. kept: the part of the time of bytecode that is not ours."""
-        found: dict[Key, dict[str, float]] = {}
-        owners = _owners(self, users)
-        for key, seconds in self.own_s.items():
-            seconds *= 1.0 if isinstance(key, str) else kept
-            kind = kind_of(key)
-            for owner, part in owners.get(key, {}).items():
-                kinds = found.setdefault(owner, {})
-                kinds[kind] = kinds.get(kind, 0.0) + seconds * part
-        return found
+        """Seconds by kind of the functions that are told: the user's, and what torch itself calls.
+
+        kept: the part of the time of bytecode that is not ours.
+        """
+        fetching = [entry for entry in self.entries.values() if _fetches(entry.code)]
+        first = {call.code for entry in fetching for call in entry.calls if not isinstance(call.code, str)}
+        told = {key for key in users | first if key in self.entries and not _fetches(key)}
+        shares = TimeShares(
+            self.entries, lambda key: key in told or _fetches(key), kind_of,
+            lambda entry: self.own_s(entry) * (1.0 if isinstance(entry.code, str) else kept),
+        )  # fmt: skip
+        return {key: shares.spent(key) for key in told}
 
 
 class BatchProfiles:
@@ -136,7 +116,6 @@ class BatchProfiles:
         self._transforms = transforms(dataset, collate)
         self._profiler: Any = None
         self._clock = first % 2
-        self._added: list[float | None] = [None, None]
         self._sums = _Sums(), _Sums()
         self._late_ns = self._extra_ns = self._spent_ns = 0
         self._used = 0, 0
@@ -157,7 +136,7 @@ class BatchProfiles:
 
         cpu_ns: processor time of all batches so far. wall_ns: since the worker began.
         """
-        if not PROFILE_NS or looked < BEFORE + self._count * (EVERY - 1) or _KIND is None:
+        if not PROFILE_NS or looked < BEFORE + self._count * (EVERY - 1) or KIND is None:
             return False
         # On a busy machine, the time on the wall says little of what the worker has used.
         used_ns = cpu_ns + WAITED * wall_ns
@@ -165,9 +144,9 @@ class BatchProfiles:
             return False
         if profiled() or handles_alarms() or depth() + SPARE_DEPTH > sys.getrecursionlimit():
             return False
-        kind = _by_processor if self._clock else _KIND
-        if self._added[self._clock] is None:
-            self._added[self._clock] = _added_ns(kind, True) * 1e-9
+        kind = _by_processor if self._clock else KIND
+        if not self._sums[self._clock].added:
+            self._sums[self._clock].added = added_ns(kind, True) * 1e-9
         profiler = kind(builtins=True, subcalls=True)
         try:
             self._late_ns, self._used, self._collections = _late_ns(), used_by_thread(), []
@@ -204,24 +183,24 @@ class BatchProfiles:
         """End, and forget the present profile."""
         profiler, self._profiler = self._profiler, None
         self._hear_no_collections()
-        if profiler is not None and (_MONITORING or sys.getprofile() is profiler):
+        if profiler is not None and (MONITORING or sys.getprofile() is profiler):
             profiler.disable()
 
     def end(self, wall_ns: int, cpu_ns: int, usual_ns: float) -> None:
         """The batch is made. usual_ns: processor time of one."""
         profiler, self._profiler = self._profiler, None
         self._hear_no_collections()
-        if profiler is None or (not _MONITORING and sys.getprofile() is not profiler):
+        if profiler is None or (not MONITORING and sys.getprofile() is not profiler):
             self._replaced = profiler  # the script has begun one of its own, which ours must not end
             return
         profiler.disable()
         (system_ns, faults), begin = used_by_thread(), time.thread_time_ns()
-        stats, sums, added = profiler.getstats(), self._sums[self._clock], self._added[self._clock] or 0.0
+        stats, sums = profiler.getstats(), self._sums[self._clock]
         entries = {entry.code: entry for entry in stats}
-        self._users.update(_key(code) for code in entries if own(code) and not _inline(code))
-        more = round(sums.add(stats, added) * added * 1e9)
+        self._users.update(key_of_code(code) for code in entries if own(code) and not _inline(code))
+        more = round(sums.add(stats) * sums.added * 1e9)
         # What the script itself has asked for is a part of the batch.
-        for keys, wall, cpu in () if _COLLECT in entries else self._collections:
+        for keys, wall, cpu in () if COLLECT in entries else self._collections:
             wall_ns, cpu_ns = wall_ns - wall, cpu_ns - cpu
             sums.less(keys, (cpu if self._clock else wall) * 1e-9)
         sums.count += 1
@@ -252,21 +231,16 @@ class BatchProfiles:
         return {"profiling_ns": self._spent_ns, **self._answer}
 
     def _worked_out(self) -> dict[str, Any]:
-        python = sum(
-            seconds for sums in self._sums for key, seconds in sums.own_s.items() if not isinstance(key, str)
-        )
-        slowed = self._extra_ns * 1e-9 / max(python, 1e-9) if not _MONITORING else 0.0
+        python = sum(sums.python_s() for sums in self._sums)
+        slowed = self._extra_ns * 1e-9 / max(python, 1e-9) if not MONITORING else 0.0
         kept = min(max(1.0 - slowed, LEAST_KEPT), 1.0)
         on_wall, of_processor = (sums.spent(self._users, kept) for sums in self._sums)
-        wall = self._sums[0]
         rows: list[list[Any]] = []
-        keys: dict[Key, Any] = {**on_wall, **of_processor}
-        for key in keys:
-            calls = sum(sums.calls.get(key, 0) for sums in self._sums)
-            at = ["", 0, key] if isinstance(key, str) else list(key)
+        for key in on_wall.keys() | of_processor.keys():
+            wall, processor = (sums.entries.get(key, CallEntry(key)) for sums in self._sums)
             rows.append([
-                *at, calls, round(wall.whole.get(key, 0.0) * 1e9), _nanoseconds(on_wall.get(key)),
-                _nanoseconds(of_processor.get(key)),
+                *key, wall.callcount + processor.callcount, round(wall.totaltime * 1e9),
+                _nanoseconds(on_wall.get(key)), _nanoseconds(of_processor.get(key)),
             ])  # fmt: skip
         rows.sort(key=lambda row: -sum(row[5].values()) - sum(row[6].values()))
         parts = sorted(self._of_transforms.items(), key=lambda item: -item[1])
@@ -286,7 +260,7 @@ def _nanoseconds(kinds: dict[str, float] | None) -> dict[str, int]:
 
 def _by_processor(builtins: bool = True, subcalls: bool = True) -> Any:
     """A profiler whose clock is the processor time of the thread."""
-    return _KIND(timer=time.thread_time_ns, timeunit=1e-9, builtins=builtins, subcalls=subcalls)
+    return KIND(timer=time.thread_time_ns, timeunit=1e-9, builtins=builtins, subcalls=subcalls)
 
 
 def _late_ns() -> int:
@@ -301,45 +275,15 @@ def _inline(code: Any) -> bool:
     return code.co_name in INLINE and code.co_name != "<lambda>"
 
 
-def _owners(sums: _Sums, users: set[Key]) -> dict[Key, dict[Key, float]]:
-    """Function -> parts of its own time by the function that is told: the user's, or else what torch has called."""
-    into: dict[Key, list[tuple[Key, float]]] = {}
-    for (caller, callee), seconds in sums.edges.items():
-        into.setdefault(callee, []).append((caller, max(seconds, 1e-9)))
-    owners: dict[Key, dict[Key, float]] = {key: {key: 1.0} for key in users}
-    for key in sums.own_s:
-        first = any(_fetches(caller) for caller, _ in into.get(key, ()))
-        if key not in owners and not _fetches(key) and first and not isinstance(key, str):
-            owners[key] = {key: 1.0}
-    fixed = set(owners)
-    for _ in range(_ROUNDS):
-        for key in sums.own_s:
-            if key in fixed or _fetches(key) or key not in into:
-                continue
-            found: dict[Key, float] = {}
-            total = sum(seconds for _, seconds in into[key])
-            for caller, seconds in into[key]:
-                for owner, part in owners.get(caller, {}).items():
-                    found[owner] = found.get(owner, 0.0) + part * seconds / total
-            owners[key] = found
-    return owners
-
-
 def _fetches(key: Key) -> bool:
     """Whether a function is torch's own around the dataset."""
     return not isinstance(key, str) and key[0].endswith(_FETCH)
 
 
 def _key(code: Any) -> Key | None:
-    """A function; a comprehension is a part of the function around it. None for ours."""
-    if isinstance(code, str):
-        return None if "_lsprof" in code else code
-    if code.co_filename.startswith(_OURS):
-        return None
-    return code.co_filename, code.co_firstlineno, _name(code)
-
-
-_OURS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "")
+    """A function; None for ours."""
+    ours = "_lsprof" in code if isinstance(code, str) else code.co_filename.startswith(OURS)
+    return None if ours else key_of_code(code)
 
 
 def transforms(dataset: Any, collate: Any) -> list[tuple[str, list[Any]]]:

@@ -21,7 +21,7 @@ from typing import Any, Callable
 from .apart import Dropped, dumps, module_of, os, ours, time
 from .looks import bases, class_name, namespace
 from .probes import Probes, VariableHook, arguments
-from .sheet import LONGEST_NAME, Sheet, name_of, shown
+from .sheet import Sheet, name_of, shown
 from .worker_profile import BatchProfiles
 
 now = time.perf_counter_ns
@@ -36,8 +36,8 @@ COMPUTES = 0.3
 TOLD_NS = 10**9
 # Upper ends of classes of item times, in nanoseconds: 1 us to 28 s.
 EDGES = tuple(int(1000 * 2 ** (number / 4)) for number in range(100))
-# Slowest items that are told.
-SLOWEST = 8
+# Slowest items that are told; where items are read together, indices of a batch of them.
+SLOWEST, SHOWN = 8, 4
 # The names of the arguments of torch's function that are needed.
 ARGUMENTS = (
     "dataset_kind", "dataset", "index_queue", "data_queue", "auto_collation", "collate_fn", "base_seed", "worker_id",
@@ -299,7 +299,7 @@ class Worker:
                 begin = self._items - len(each)
                 names = map(str, range(begin, begin + len(each)))
                 if not self._iterable:
-                    names = [shown(indices)[:LONGEST_NAME]]
+                    names = [shown(indices, SHOWN)]
             found = [(ns, name) for ns, name in zip(each, names) if ns > self._slow_from]
             self._slow = sorted([*self._slow, *found], reverse=True)[:SLOWEST]
             self._slow_from = self._slow[-1][0] if len(self._slow) == SLOWEST else 0

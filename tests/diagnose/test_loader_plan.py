@@ -67,3 +67,12 @@ def test_a_cache_leaves_what_joins_the_items() -> None:
     cached = replace(EVEN, cached_ns=1 * MS).with_settings(["loader.cache=true", "loader.workers=0"])
     assert cached is not None
     assert batch_ns(cached) == pytest.approx(5 * MS)
+
+
+def test_sending_limits_workers_only() -> None:
+    slow = replace(EVEN, sending_ns=60 * MS)
+    assert batch_ns(slow) == pytest.approx(30 * MS, rel=0.05)
+    assert batch_ns(replace(slow, workers=0)) == pytest.approx(24 * MS)
+    cached = replace(slow, cached_ns=1 * MS).with_settings(["loader.cache=true"])
+    assert cached is not None
+    assert batch_ns(cached) == pytest.approx(30 * MS, rel=0.05)

@@ -19,7 +19,7 @@ COLLATE = ("/x/site-packages/torch/collate.py", 9, "default_collate", 8, 0.9, 0.
 
 def told(**changes: Any) -> WorkersEvent:
     """Two workers that are busy, and one function that takes most of their time."""
-    one = WorkerFigures(0, 11, 1, 300, 2400, 80 * MS, 9 * MS, (5 * MS, 6 * MS, 7 * MS), idle_ns=1 * MS)
+    one = WorkerFigures(0, 11, 1, 300, 2400, 80 * MS, 70 * MS, (5 * MS, 6 * MS, 7 * MS), idle_ns=1 * MS)
     event = WorkersEvent(
         200, [one, replace(one, number=1)], 20, [DECODE], [], [78 * MS + number * 2e5 for number in range(20)]
     )
@@ -29,7 +29,10 @@ def told(**changes: Any) -> WorkersEvent:
 def waits(event: WorkersEvent | None, **more: Any) -> Any:
     after = {} if event is None else {6: [event]}
     phases = healthy(data_wait=20.0)
-    return script(None, {"workers": 2}, phases=phases, after=after, host=cores(4.0, 1.0), **more)
+    host = cores(4.0, 1.0, usable=8.0)
+    return script(
+        None, {"workers": 2}, phases=phases, after=after, host=host, run={"usable_cores": 8.0}, **more
+    )
 
 
 def words(finding: Any) -> str:
@@ -48,6 +51,31 @@ def test_the_function_in_the_worker_is_named_with_its_place() -> None:
 def test_workers_that_wait_for_the_training_are_not_accused() -> None:
     idle = [replace(one, idle_ns=200 * MS) for one in told().workers]
     assert "Clips.decode" not in words(waits(told(workers=idle)).named("data-wait"))
+
+
+def test_what_is_not_scheduled_is_not_accused() -> None:
+    """Batches take long for the load by others; those that compute or wait for themselves take as long."""
+
+    def judged(cpu_ms: float, kind: str, others: float = 1.2, late: float | None = None) -> str:
+        some = [replace(one, cpu_ns=cpu_ms * MS, late=late) for one in told().workers]
+        functions = [(*DECODE[:4], 0.95, 0.95, {kind: 0.95})] if kind else []
+        event = told(workers=some, functions=functions)
+        programs = [{"pid": 7, "name": "stress", "cores": others}] if others else []
+        found = script(
+            None, {"workers": 2}, phases=healthy(data_wait=20.0), after={6: [event]},
+            host=cores(0.8 + others, 0.8, neighbours=programs),
+        )  # fmt: skip
+        return " | ".join(words(one) for one in found.found() if one.cause == "data-wait")
+
+    assert judged(2.0, "computes") == ""
+    # It computes, sleeps, or reads by itself.
+    assert "Clips.decode" in judged(70.0, "computes")
+    assert "Clips.decode" in judged(2.0, "sleeps") and "Clips.decode" in judged(2.0, "storage")
+    # With no other programs the wait stays, but no function has taken that time.
+    alone = judged(2.0, "computes", 0.0)
+    assert alone and "Clips.decode" not in alone
+    # Without a profile.
+    assert judged(2.0, "", late=0.95) == "" and judged(2.0, "", late=0.05) and judged(2.0, "")
 
 
 def test_code_of_the_user_comes_before_that_of_a_library() -> None:
@@ -169,3 +197,29 @@ def test_where_workers_restart_keeping_them_comes_first_with_more_of_them_if_the
     both, alone, *_ = changes(400, 300.0)
     assert alone == ("loader.persistent=true",)
     assert both[0] == alone[0] and both[1].startswith("loader.workers=")
+
+
+def test_a_cache_keeps_workers_where_joining_its_items_takes_long() -> None:
+    """Each step would join them by itself; workers do so beside it."""
+    alone = Change("cache, and load in the training process", ("loader.cache=true", "loader.workers=0"))
+
+    def first(collate_ms: float, send_ms: float = 0.1, persistent: bool = True) -> Change:
+        some = [
+            replace(one, collate_ns=collate_ms * MS, send_ns=send_ms * MS, cpu_ns=60 * MS)
+            for one in told().workers
+        ]
+        event = told(workers=some, batch_quantiles_ns=[60 * MS] * 20)
+        found = script(
+            None, {"workers": 1, "persistent": persistent}, phases=healthy(data_wait=20.0), after={6: [event]},
+            host=cores(4.0, 1.0),
+        )  # fmt: skip
+        return ranked(View(found.snapshot()), [alone])[0]
+
+    assert first(0.01).sets == alone.sets
+    slow = first(8.0)
+    assert slow.sets == ("loader.cache=true",)  # one worker is enough
+    assert first(80.0).sets[1] > "loader.workers=1"
+    assert "training process" not in slow.text and "join" in slow.text
+    assert "loader.persistent=true" in first(8.0, persistent=False).sets
+    # Sending takes even longer than joining.
+    assert "loader.workers=0" in first(8.0, send_ms=200.0).sets

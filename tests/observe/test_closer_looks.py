@@ -480,4 +480,4 @@ def test_a_call_of_a_function_in_c_that_no_line_of_the_user_makes_is_left_out() 
     code = "<method 'run_backward' of 'torch._C._EngineBase' objects>"
     entry = SimpleNamespace(code=code, callcount=1, totaltime=1.0, inlinetime=1.0, calls=None)
     called = Called([entry], lambda _: False, lambda _: False, {code: "backward"}, lambda _: "other", False)
-    assert called.rows(1.0, [], False, str) == []
+    assert called.rows(1.0, [], False) == []

@@ -25,7 +25,7 @@ from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from ndd_engine.script.command import UNWRITTEN
 from ndd_watch import FOLDER, SITE
 from ndd_watch.changes import OF_SCRIPTS, make
-from ndd_watch.switches import Switch
+from ndd_watch.switches import Cache, Switch
 from ndd_watch.trying import _STARTS, Outside, Trainer, gate
 
 # The loader is made once, before the first step, and has its arguments by place; the loop may undo changes.
@@ -119,8 +119,8 @@ def test_changes_of_the_start_are_in_effect_for_a_loader_that_is_made_once(tmp_p
     settings = side["settings"]
     assert all(settings[key][2] for key in ("loader.workers", "speed.channels_last", "speed.flush_denormal"))
     assert settings["loader.prefetch"][1:3] == ["3", True]
-    # Workers read the items themselves.
-    assert settings["loader.cache"][1:3] == ["false", False]
+    # Workers that are forked share the items that were read before.
+    assert settings["loader.cache"][1:3] == ["true", True] and "64 items" in settings["loader.cache"][3]
     assert side["steps_per_epoch"] == 8  # a change that acts between epochs is measured over whole ones
 
 
@@ -530,3 +530,17 @@ def test_the_observers_own_files_are_written_also_below_the_original(
     assert refused == []
     outside.writes(str(tmp_path / "weights.pt"))
     assert refused == [f"writes to {(tmp_path / 'weights.pt').resolve()}, outside its folder"]
+
+
+@pytest.mark.parametrize(("method", "shared"), [("fork", True), ("spawn", False)])
+def test_only_workers_that_are_forked_share_cached_items(method: str, shared: bool) -> None:
+    data = TensorDataset(torch.arange(16.0))
+    loader = DataLoader(data, 4, num_workers=1, multiprocessing_context=method)
+    change = Cache(True, SimpleNamespace())
+    change._before_workers(loader)
+    _, in_effect, why = change.applied()
+    assert in_effect is shared and ("16 items" if shared else method) in why
+    with torch.no_grad():  # an evaluation has no say in it
+        other = Cache(True, SimpleNamespace())
+        other._before_workers(loader)
+    assert method not in other.applied()[2]

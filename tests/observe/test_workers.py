@@ -134,6 +134,12 @@ def test_only_what_reads_item_by_item_gets_another_iterable(
     assert told["by_item"] is apart
 
 
+def test_a_slow_batch_that_is_read_at_once_is_told_by_whole_indices(tmp_path: Path) -> None:
+    chosen = list(range(12_345_670, 12_345_690))
+    _, told = works(tmp_path, Whole(), [chosen])
+    assert [name for _, name in told["slow"]] == ["12345670, 12345671, 12345672, 12345673, ..."]
+
+
 @pytest.mark.parametrize(("data", "apart"), [(Items(slow=21), True), (Whole(slow=21), False)])
 def test_items_of_own_training_are_known_by_their_index(tmp_path: Path, data: Any, apart: bool) -> None:
     source = ItemSource(data, list, None, None, torch.device("cpu"), None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ndd_console.words.workers import are_known, ends_table, facts, workers_blocks
+from dataclasses import replace
+
+from ndd_console.words.workers import are_known, busy_bars, ends_table, facts, workers_blocks
 from ndd_engine.diagnose.view import View
 from ndd_engine.record.event import DeathEvent, Event, StallEvent
 from ndd_engine.record.events import WindowEvent
@@ -52,9 +54,29 @@ def test_what_the_training_does_with_a_batch_is_a_mean_of_all_windows() -> None:
     received = {"batches": 4, "behind_ns": 8_000_000, "receive_ns": 2_000_000, "pin_ns": 0}
     window = WindowEvent(4, 0, 4, 4, 4, 32, 0, 10**9, None, None, None, {}, received=received)
     rows = dict(facts(View(after(WorkersEvent(12, [ONE]), window, window))).rows)
-    assert rows["training"] == "receiving a batch takes 0.5 ms; 2 ms a batch a later one is ready"
+    assert (
+        rows["training"] == "receiving a batch takes 0.5 ms; it waits 2 ms a batch while a later one is ready"
+    )
     pinned = after(WorkersEvent(12, [ONE]), WindowEvent(
         4, 0, 4, 4, 4, 32, 0, 10**9, None, None, None, {}, received={**received, "pin_ns": 12_000_000},
     ))  # fmt: skip
     assert "pinning it in another thread 3 ms" in dict(facts(View(pinned)).rows)["training"]
     assert "training" not in dict(facts(View(after(WorkersEvent(12, [ONE])))).rows)
+
+
+def test_times_of_items_that_are_read_together_are_said_to_be_means() -> None:
+    slow = replace(ONE, slow=[(3_000_000, "3, 4, ...")])
+
+    def notes(one: WorkerFigures) -> str:
+        return " ".join(
+            getattr(block, "note", "") for block in workers_blocks(after(WorkersEvent(12, [one])))
+        )
+
+    assert "mean time" in notes(slow)
+    assert "mean time" not in notes(replace(slow, collate_ns=1e5))
+
+
+def test_a_worker_is_told_with_its_items_a_second() -> None:
+    idle = replace(ONE, number=2, idle_ns=6e6)
+    texts = [row[2] for row in busy_bars([ONE, idle]).rows]
+    assert "4,000 items/s" in texts[0] and "1,000 items/s" in texts[1]

@@ -256,6 +256,8 @@ BUSY = 0.5
 def waiting(view: View) -> Finding | None:
     """The first rule that explains the data wait."""
     found, loader = at_pass_begins(view), view.snapshot.loader
+    if found is None and worker_facts.crowded_out(view):
+        return None
     if found is None and loader is not None:
         found = next((found for rule in WAITS if (found := rule(view, loader)) is not None), None)
     if found is None:

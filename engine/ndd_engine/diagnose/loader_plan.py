@@ -23,6 +23,7 @@ class LoaderPlan:
     """A loader, with times in nanoseconds.
 
     made_ns: times of batches, as quantiles. between_ns: of the training from one batch to the next one that it wants.
+    sending_ns: of a batch in the thread of its worker that pickles and sends, beside the one that makes the next.
     receive_ns: of a batch in the thread that trains. pin_ns: of a batch in the thread that receives and pins, 0 without
     one. send_ns: of a batch in the pipe that all workers share. cpu_ns: processor time of a batch in a worker. cores:
     that all of them share; 0 for any number. start_ns: from the begin of a pass to its first batch with new workers,
@@ -35,6 +36,7 @@ class LoaderPlan:
     workers: int
     prefetch: int = PREFETCH
     in_order: bool = True
+    sending_ns: float = 0.0
     receive_ns: float = 0.0
     pin_ns: float = 0.0
     send_ns: float = 0.0
@@ -73,6 +75,9 @@ def batch_ns(plan: LoaderPlan) -> float:
     mean = sum(service) / len(service)
     if not plan.workers:
         return plan.between_ns + mean
+    # The slower of its two threads limits a worker.
+    service = [max(made, plan.sending_ns) for made in service]
+    mean = sum(service) / len(service)
     played = max(_play(plan, service), plan.pin_ns, plan.send_ns)
     if plan.cores:
         # The training has one core, or what it needs of it.

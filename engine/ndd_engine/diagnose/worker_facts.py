@@ -7,15 +7,15 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.record.worker_events import WorkerFigures, WorkerFunction, WorkersEvent
+from ndd_engine.record.worker_events import WAITS, WorkerFigures, WorkerFunction, WorkersEvent
 from ndd_engine.text import counted, number, percent, printable, size, span, times
 from ndd_watch.changes import MOST_WORKERS, PREFETCH
 from ndd_watch.mapped import FIRST_BATCH
 
-from .data_facts import any_order, further_ahead, in_host_memory, off_device, untold_cache
+from .data_facts import any_order, further_ahead, here_too, in_host_memory, off_device, untold_cache
 from .finding import Change, Evidence
 from .loader_plan import LoaderPlan, batch_ns, enough
-from .view import CONFIG, PROFILER, View, place
+from .view import CONFIG, FLOOR, PROFILER, View, place
 
 INSIDE = "loader workers"
 # A function is named that takes this part of a batch, and is called most of it from this part on.
@@ -26,6 +26,9 @@ IDLE = 0.6
 FULL = 0.95
 # Settings that change which batch is made or taken first.
 ORDERING = frozenset({"loader.prefetch", "loader.in_order"})
+# Workers that neither compute nor wait for anything in at least this part of a batch lack a processor. With one, they
+# would keep up if they made batches in less than this part of the time between two.
+LACKING, KEEPS_UP = 0.5, 0.5
 # Sending is told that takes this part of making a batch; items and workers, that take so many times the usual.
 SENDING, UNEVEN, SLOWER = 0.5, 10.0, 1.7
 # Nanoseconds of a page that is touched first, at least; the part of a batch from which on it is told.
@@ -39,7 +42,7 @@ RECEIVING = 0.1
 DOES = {
     "computes": "computing", "storage": "in files", "lock": "waiting for a lock", "sleeps": "sleeping",
     "connection": "waiting for a connection", "pickle": "pickling", "waits": "waiting, as for storage",
-    "touches": "touching memory for the first time",
+    "touches": "touching memory for the first time", "collects": "collecting garbage", "device": "waiting for the GPU",
 }  # fmt: skip
 
 
@@ -54,10 +57,50 @@ def busy(found: WorkersEvent) -> bool:
     return min(worker.idle for worker in found.workers) < IDLE
 
 
-def slowest(view: View) -> WorkerFunction | None:
-    """The function that takes most of a batch in workers that the training waits for; None if none does."""
+def unscheduled(view: View) -> bool:
+    """Whether batches take long only because the workers are not scheduled.
+
+    With a processor whenever they are ready to run, they would make batches far faster than these are wanted: they
+    compute as long as the processor says, and wait for anything else, such as storage, as their profiles say. Without a
+    profile, what Linux says of the time in which they were ready is no such wait.
+    """
     found = inside(view)
-    if found is None or not busy(found):
+    if found is None:
+        return False
+    count, use = len(found.workers), view.snapshot.cores
+    made = sum(one.batch_ns for one in found.workers) / count
+    cpu = sum(one.cpu_ns for one in found.workers) / count
+    sending = sum(one.pickle_ns + one.send_ns for one in found.workers) / count
+    waits = sum(part for function in found.functions for kind, part in function[6].items() if kind in WAITS)
+    waiting = cpu * waits / (1 - waits) if waits < 1 else made
+    if not found.functions:
+        late = sum((one.late or 0.0) * (one.batch_ns + one.idle_ns) for one in found.workers) / count
+        waiting = max(made - cpu - late, 0.0)
+    needed = (cpu + waiting) / max(made, 1.0)
+    if needed > 1 - LACKING:
+        return False
+    at_once = min(count, view.whole_cores or count)
+    each = max(waiting / count + cpu / at_once, needed * sending / at_once) * view.micro_steps
+    computes = view.step_ns - view.wait.ns
+    if use is not None and not view.gpu:  # it may lack a processor, too
+        computes = min(computes, use.by_run * view.step_ns - cpu * view.micro_steps)
+    return each < KEEPS_UP * computes
+
+
+def crowded_out(view: View) -> bool:
+    """Whether it is for the load by others, or for the quota of the run, that workers are late."""
+    use = view.snapshot.cores
+    throttled = use is not None and use.throttled is not None and use.throttled >= FLOOR
+    return (view.disturbed or view.neighboured or throttled) and unscheduled(view)
+
+
+def slowest(view: View) -> WorkerFunction | None:
+    """The function that takes most of a batch in workers that the training waits for; None if none does.
+
+    What takes long only because it is not scheduled is none.
+    """
+    found = inside(view)
+    if found is None or not busy(found) or unscheduled(view):
         return None
     large = [function for function in found.functions if function[4] >= NAMED]
     # What of a library none of the user's functions calls comes after these.
@@ -140,10 +183,8 @@ def plan_of(view: View) -> LoaderPlan | None:
     pinned = pin_ns > 0
     passes = max(totals.passes, 1)
     return LoaderPlan(
-        # Another thread of a worker pickles and sends: the slower of the two limits the worker.
-        [max(made, sum(sends) / count) for made in found.batch_quantiles_ns],
-        max(view.step_ns - view.wait.ns, 1.0) / micro, view.workers,
-        view.whole("loader.prefetch") or PREFETCH, view.get("loader.in_order") is not False,
+        found.batch_quantiles_ns, max(view.step_ns - view.wait.ns, 1.0) / micro, view.workers,
+        view.whole("loader.prefetch") or PREFETCH, view.get("loader.in_order") is not False, sum(sends) / count,
         0.0 if pinned else receive_ns, receive_ns + pin_ns if pinned else 0.0,
         sum(worker.send_ns for worker in workers) / count, sum(worker.cpu_ns for worker in workers) / count,
         float(view.whole_cores or 0), view.get("loader.persistent") is not False,
@@ -192,6 +233,7 @@ def ranked(view: View, changes: Sequence[Change]) -> tuple[Change, ...]:
     plan = plan_of(view)
     if plan is None:
         return tuple(changes)
+    changes = [one for change in changes for one in (*_with_cache(view, plan, change), change)]
     known = {change.sets for change in changes}
     more = [change for change in _further(view, plan, changes) if change.sets not in known]
     now = batch_ns(plan)
@@ -267,6 +309,22 @@ def _further(view: View, plan: LoaderPlan, changes: Sequence[Change]) -> list[Ch
     return [*gaining, *_enough_workers(view, plan, changes)]
 
 
+def _with_cache(view: View, plan: LoaderPlan, change: Change) -> list[Change]:
+    """A cache with workers that only join its items, if that is predicted to gain beside the one without workers."""
+    alone = plan.with_settings(change.sets)
+    if alone is None or "loader.cache=true" not in change.sets or alone.workers:
+        return []
+    sets = ["loader.cache=true", *(() if plan.persistent else ("loader.persistent=true",))]
+    several = plan.with_settings(sets) or plan
+    several = replace(several, workers=min(enough(several), view.whole_cores or MOST_WORKERS, MOST_WORKERS))
+    if batch_ns(alone) < (1 + LITTLE) * batch_ns(several):
+        return []
+    if several.workers != plan.workers:
+        sets.append(f"loader.workers={several.workers}")
+    joins = f", and join them to batches in {counted(several.workers, 'worker')}"
+    return [replace(change, text=change.text.removesuffix(here_too(view)) + joins, sets=tuple(sets))]
+
+
 def _persistent(view: View, plan: LoaderPlan) -> Change | None:
     if plan.persistent or not plan.start_ns:
         return None
@@ -280,7 +338,9 @@ def predictions(view: View) -> list[tuple[Change, float]]:
         return []
     more = Change("", (f"loader.workers={min(enough(plan), MOST_WORKERS)}",))
     fewer = Change("", (f"loader.workers={max(plan.workers - 1, 0)}",))
-    each = (more, fewer, further_ahead(view), any_order(view), _persistent(view, plan), untold_cache(view))
+    cache = untold_cache(view)
+    more_cached = [] if cache is None else _with_cache(view, plan, cache)
+    each = (more, fewer, further_ahead(view), any_order(view), _persistent(view, plan), cache, *more_cached)
     rows: dict[tuple[str, ...], tuple[Change, float]] = {}
     for change in _helping(view, [one for one in each if one is not None]):
         other = plan.with_settings(change.sets)

@@ -30,6 +30,8 @@ LOOK_S, TOLD_S = 0.5, (2.0, 5.0, 10.0, 20.0, 40.0)
 RARE_S = 60.0
 # Functions and transforms of an event, and quantiles of the times of batches.
 MOST_FUNCTIONS, MOST_TRANSFORMS, QUANTILES = 12, 16, 20
+# What takes less of a function's time is not told.
+LEAST_KIND = 0.01
 # A batch is told that takes longer than so many usual ones, and seconds.
 LONG, LONG_S = 5.0, 2.0
 # The part of a batch's time that nothing explains up to which it is none, and the same of its time without a processor.
@@ -108,9 +110,8 @@ class WorkerWatch:
 
     def told_of(self, pid: int) -> str:
         """What a worker makes or made last: "batch 12 (items 3, 4)"; "" if that is not known."""
-        if pid not in self._doing:
-            with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
-                self._read()
+        with suppress(OSError, ValueError, KeyError, TypeError, IndexError):
+            self._read()  # it may have begun another batch since the last look
         batch, begun, items = self._doing.get(pid, (0, 0, ""))
         return f"batch {batch} (items {printable(items)})" if begun and items else ""
 
@@ -271,9 +272,12 @@ def functions_of(reports: Sequence[Report]) -> list[WorkerFunction]:
         (
             *key, calls[key], sum(kinds.values()) / total,
             max(min(whole[key] / max(wall_ns, 1), 1.0), sum(kinds.values()) / total),
-            {kind: ns / total for kind, ns in sorted(kinds.items(), key=lambda item: -item[1]) if ns > 0.002 * total},
+            {
+                kind: ns / total for kind, ns in sorted(kinds.items(), key=lambda item: -item[1])
+                if ns > LEAST_KIND * sum(kinds.values())
+            },
         )
-        for key, kinds in spent.items()
+        for key, kinds in spent.items() if any(kinds.values())
     ]  # fmt: skip
     return sorted(rows, key=lambda row: -row[4])[:MOST_FUNCTIONS]
 

@@ -11,7 +11,7 @@ from .event import Count, Event, Figure, Flag
 # takes, with and without other such functions that it calls; and by kind what the former is spent with.
 WorkerFunction = tuple[str, Count, str, Count, Figure, Figure, dict[str, Figure]]
 # Kinds, besides that it computes.
-WAITS = ("storage", "lock", "connection", "sleeps", "waits")
+WAITS = ("storage", "lock", "connection", "sleeps", "device", "waits")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +67,8 @@ class WorkersEvent(Event):
     step: optimizer steps done. workers: by their numbers. profiles: batches that were profiled. functions: [file, line,
     name, calls, share, whole share, {kind: share}] of the user's own functions in them, the largest share first. A
     share is a part of the time of a batch, without other functions of the list that the function calls; the whole share
-    has these. Kinds are "computes", "touches" (memory for the first time),
-    "pickle", "storage", "lock", "connection", "sleeps", and "waits" for anything else.
+    has these. Kinds are "computes", "touches" (memory for the first time), "collects" (garbage), "pickle", "storage",
+    "lock", "connection", "sleeps", "device", and "waits" for anything else.
     transforms: [name, whole share] of callables in lists of transforms. batch_quantiles_ns: of the times of batches, at
     equal distances. stream: the dataset has no index.
     """

@@ -77,6 +77,8 @@ def _tree(kernels: KernelsEvent, at: str) -> Table:
 def _branches(kernels: KernelsEvent, node: _Node, depth: int) -> Iterator[tuple[str, ...]]:
     for name, inner in sorted(node.inside.items(), key=lambda item: -item[1].ns):
         kind = f" ({inner.kind})" if inner.kind not in ("", name) else ""
+        if inner.kind == name and not inner.inside and len(node.inside) > 1:
+            kind = " (by itself)"  # a model whose modules have rows of their own
         yield _row(kernels, inner.figures, inner.calls, f"{'· ' * depth}{name}{kind}")
         yield from _branches(kernels, inner, depth + 1)
 

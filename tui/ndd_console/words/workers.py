@@ -8,7 +8,7 @@ from ndd_engine.diagnose.loader_plan import batch_ns, enough
 from ndd_engine.diagnose.view import View
 from ndd_engine.diagnose.worker_facts import does, evidence, plan_of, predictions, received_ns
 from ndd_engine.record.events import LoaderEvent
-from ndd_engine.record.figures import death_text
+from ndd_engine.record.figures import death_text, setting
 from ndd_engine.record.snapshot import Snapshot
 from ndd_engine.record.worker_events import WorkerFigures, WorkersEvent
 from ndd_engine.text import MISSING, counted, number, percent, size, times
@@ -42,18 +42,19 @@ def workers_blocks(snapshot: Snapshot) -> list[Block]:
     view = View(snapshot)
     return [
         busy_bars(found.workers), facts(view), *ends, *predictions_table(view), times_table(found.workers),
-        functions_table(found), *transforms_table(found), items_table(found.workers),
+        functions_table(snapshot, found), *transforms_table(found), items_table(found.workers),
         *process_tables(found.workers),
     ]  # fmt: skip
 
 
 def busy_bars(workers: Sequence[WorkerFigures]) -> Bars:
-    """One bar for each: the part of its time in which it makes batches."""
-    rows = tuple(
-        (f"worker {one.number}", 1 - one.idle, f"{percent(1 - one.idle)} busy, {ns(one.batch_ns)} a batch", "blue")
-        for one in workers
-    )  # fmt: skip
-    return Bars("Busy", rows)
+    """One bar for each: the part of its time in which it makes batches; and the items that it makes."""
+    rows = []
+    for one in workers:
+        rate = 1e9 * one.items / max(one.batches * (one.batch_ns + one.idle_ns), 1.0)
+        text = f"{percent(1 - one.idle)} busy, {ns(one.batch_ns)} a batch, {number(rate)} items/s"
+        rows.append((f"worker {one.number}", 1 - one.idle, text, "blue"))
+    return Bars("Busy", tuple(rows))
 
 
 def facts(view: View) -> NamedValues:
@@ -61,14 +62,14 @@ def facts(view: View) -> NamedValues:
     seen = evidence(view)
     rows = [("seen" if not index else "", one.text) for index, one in enumerate(seen)]
     if (plan := plan_of(view)) is not None:
-        told = f"{counted(enough(plan), 'worker')} would be enough; a batch each {ns(batch_ns(plan))} with those of now"
-        rows.append(("predicted", told))
+        now = f"at present, a batch is ready every {ns(batch_ns(plan))}"
+        rows.append(("predicted", f"{counted(enough(plan), 'worker')} would be enough; {now}"))
     if batches := view.snapshot.totals.received.get("batches", 0):
         receive_ns, pin_ns = received_ns(view)
         behind = view.snapshot.totals.received.get("behind_ns", 0) / batches
         pins = f", pinning it in another thread {ns(pin_ns)}" if pin_ns else ""
-        told = f"receiving a batch takes {ns(receive_ns)}{pins}; {ns(behind)} a batch a later one is ready"
-        rows.append(("training", told))
+        waits = f"it waits {ns(behind)} a batch while a later one is ready"
+        rows.append(("training", f"receiving a batch takes {ns(receive_ns)}{pins}; {waits}"))
     return NamedValues(tuple(rows))
 
 
@@ -94,8 +95,8 @@ def predictions_table(view: View) -> list[Block]:
     rows = tuple(
         (times(now / max(each, 1.0)), ns(each), ", ".join(change.sets)) for change, each in predictions(view)
     )
-    title = f"Predicted: settings of the loader, with a batch each {ns(now)} at present"
-    columns = "gain", "batch each", "setting"
+    title = f"Predicted: settings of the loader, with a batch every {ns(now)} at present"
+    columns = "gain", "batch every", "setting"
     return [Table(title, columns, rows, frozenset({0, 1}), _PREDICTED, wide=2)] if rows else []
 
 
@@ -112,11 +113,15 @@ def times_table(workers: Sequence[WorkerFigures]) -> Table:
     return Table("Times", columns, rows, frozenset(range(1, len(columns))), _TIMES, wide=0)
 
 
-def functions_table(found: WorkersEvent) -> Table:
-    """The functions that take the time of a batch."""
+def functions_table(snapshot: Snapshot, found: WorkersEvent) -> Table:
+    """The functions that take the time of a batch; of a script, relative to its folder."""
+    folder = f"{setting(snapshot.run, 'script', 'folder')}/"
     title = f"Functions in workers, from {counted(found.profiles, 'batch')} under Python's profiler"
     rows = tuple(
-        (percent(row[4]), percent(row[5]), number(row[3]), does(row) or MISSING, f"{row[0]}:{row[1]} in {row[2]}")
+        (
+            percent(row[4]), percent(row[5]), number(row[3]), does(row) or MISSING,
+            f"{row[0].removeprefix(folder)}:{row[1]} in {row[2]}",
+        )
         for row in found.functions
     )  # fmt: skip
     columns = ("share", "with calls", "calls", "what", "function") if rows else ()
@@ -134,7 +139,9 @@ def items_table(workers: Sequence[WorkerFigures]) -> Table:
     """The slowest items by their index."""
     slow = sorted(((took, name, one.number) for one in workers for took, name in one.slow), reverse=True)
     rows = tuple((ns(took), name, f"{worker}") for took, name, worker in slow[:_MOST_ITEMS])
-    return Table("Slowest items", ("time", "index", "worker"), rows, frozenset({0}), wide=1)
+    together = rows and all(one.collate_ns is None for one in workers)
+    note = "Items are read together: the mean time of those of a batch." if together else ""
+    return Table("Slowest items", ("time", "index", "worker"), rows, frozenset({0}), note, wide=1)
 
 
 def process_tables(workers: Sequence[WorkerFigures]) -> list[Block]:
