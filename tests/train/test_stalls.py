@@ -65,14 +65,14 @@ CASES = [
     (
         "threads",
         named(IDLE, worker(Waiting("futex", "futex_do_wait", library="libgomp.so.1"), ITEM, forked=True, fresh=True)),
-        ["waits for loader worker 1", "libgomp.so.1 at train.py:11 in __getitem__", "since its first batch"],
+        ["waits for loader worker 1", "train.py:11 in __getitem__), which sleeps", "libgomp.so.1, since its first"],
         "forkserver",
     ),
     ("lock", named(worker(FUTEX, ITEM, forked=True)), ["lock that was held when it was forked"], "forkserver"),
     (
         "queue",
         named(worker(Waiting("write", "pipe_write", "pipe:[7]"), ("fill", "/home/me/train.py", 4)), main=JOINS),
-        ["train.py:24) waits for", "queue that it writes to at train.py:4 in fill"],
+        ["train.py:24) waits for", "train.py:4 in fill), which waits", "queue that it writes to"],
         "before join()",
     ),
     (
@@ -81,8 +81,8 @@ CASES = [
         ["waits for child process (pid 7), which was killed by SIGKILL"],
         "exitcode",
     ),
-    ("storage", named(worker(READS, ITEM)), ["in read of /data/a.bin at train.py:11"], "timeout"),
-    ("storage", named(main=standing(READS, stack(ITEM))), ["main process", "/data/a.bin"], "mount"),
+    ("storage", named(worker(READS, ITEM)), ["train.py:11 in __getitem__), which waits in read of /data"], "timeout"),
+    ("storage", named(main=standing(READS, stack(ITEM))), ["train.py:11 in __getitem__)", "/data/a.bin"], "mount"),
     (
         "storage",
         named(standing(Waiting("", "nfs_wait"), None, "loader worker 1"), main=standing(Waiting("poll"), None)),
@@ -94,10 +94,10 @@ CASES = [
     (
         "waits",
         named(main=standing(FUTEX, stack(("wait", f"{PYTHON}/threading.py"), ("get", f"{PYTHON}/queue.py"), ITEM))),
-        ["another thread puts into a queue at train.py:11"],
+        ["train.py:11 in __getitem__) waits for what another thread puts into a queue"],
         "has ended with an error",
     ),
-    ("sleep", named(worker(Waiting("sleep"), ITEM)), ["sleeps in time.sleep at train.py:11"], ""),
+    ("sleep", named(worker(Waiting("sleep"), ITEM)), ["train.py:11 in __getitem__), which sleeps in time.sleep"], ""),
     ("stopped", named(main=standing(FUTEX, None, letter="T")), ["stopped by a signal or a debugger"], ""),
 ]  # fmt: skip
 

@@ -174,8 +174,8 @@ class Standing:
         return f"{self.role} (pid {self.state.pid})"
 
     @property
-    def waits_at(self) -> str:
-        """ "the main process (pid 4710, train.py:24)"."""
+    def placed(self) -> str:
+        """ "the main process (pid 4710, train.py:24)"; the place comes early, before what a screen may cut."""
         return f"{self.role} (pid {self.state.pid}{f', {self.where}' if self.where else ''})"
 
     @property
@@ -186,11 +186,6 @@ class Standing:
             return ""
         function = "" if place[2] == "<module>" else f" in {place[2]}"
         return printable(f"{PurePath(place[0]).name}:{place[1]}{function}")
-
-    @property
-    def at(self) -> str:
-        """ " at train.py:11 in load", or ""."""
-        return f" at {self.where}" if self.where else ""
 
     def calls(self, *parts: str, name: str = "") -> bool:
         """Whether its stack has a function of this name in a file whose path has one of the parts."""
@@ -315,23 +310,22 @@ def explained(
     each = [_line(one) for one in (*mains, *children)]
     if busy:
         runs = next((one for one in (*mains, *children) if one.state.letter == "R"), main)
-        text = f"no step for {duration(seconds)}{inside}: {runs.name} computes{runs.at}"
+        text = f"no step for {duration(seconds)}{inside}: {runs.placed} computes"
         return StallEvent(step, seconds, "computing", text, "", runs.where, each)
     target = waits_for(main, children)
     if len(mains) > 1 and (behind := _behind(mains)) is not None:
         inside_one = next(one for one in mains if waits_for(one, ()) == "collective")
         reason = why(behind)
         text = (
-            f"{head}{inside_one.name} waits in a collective{inside_one.at} that {behind.name} does not enter: "
-            f"it {reason.words}{behind.at}"
+            f"{head}{inside_one.placed} waits in a collective that {behind.placed} does not enter: "
+            f"it {reason.words}"
         )
         return StallEvent(
             step, seconds, "collective", text, ADVICE[reason.advice or "collective"], behind.where, each
         )
     if target == "input":
-        return StallEvent(
-            step, seconds, "input", f"{head}{main.name} waits for input{main.at}", "", main.where, each
-        )
+        text = f"{head}{main.placed} waits for input"
+        return StallEvent(step, seconds, "input", text, "", main.where, each)
     if target in ("loader", "join", "result"):
         found = _culprit(children)
         if found is not None and why(found).kind != "waits":
@@ -339,7 +333,7 @@ def explained(
         if dead:
             last = dead[-1]
             how = f"was killed by {last.how}" if last.how.startswith("SIG") else f"has ended with {last.how}"
-            text = f"{head}{main.waits_at} waits for {last.name} (pid {last.pid}), which {how}"
+            text = f"{head}{main.placed} waits for {last.name} (pid {last.pid}), which {how}"
             return StallEvent(step, seconds, "dead", text, ADVICE["dead"], main.where, each)
         if found is not None:
             return _for_child(main, found, head, step, seconds, each)
@@ -348,7 +342,7 @@ def explained(
     kind = "ranks" if target == "collective" and reason.kind == "waits" else reason.kind
     words = "waits in a collective for other ranks" if kind == "ranks" else reason.words
     advice = ADVICE.get(reason.advice or kind, "")
-    return StallEvent(step, seconds, kind, f"{head}{main.name} {words}{main.at}", advice, main.where, each)
+    return StallEvent(step, seconds, kind, f"{head}{main.placed} {words}", advice, main.where, each)
 
 
 def _for_child(
@@ -358,7 +352,7 @@ def _for_child(
     since = ""
     if child.fresh:
         since = ", since its first batch" if child.role.startswith("loader") else ", since it began"
-    text = f"{head}{main.waits_at} waits for {child.name}, which {reason.words}{child.at}{since}"
+    text = f"{head}{main.placed} waits for {child.placed}, which {reason.words}{since}"
     advice = ADVICE.get(reason.advice or reason.kind, "")
     return StallEvent(step, seconds, reason.kind, text, advice, child.where or main.where, each)
 
