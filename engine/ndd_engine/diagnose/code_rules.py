@@ -450,7 +450,10 @@ def outside(view: View) -> Finding | None:
         cost = view.part(max(cost.share - totals.recompile_ns / totals.wall_ns, 0.0))
     if cost.share - view.collecting < 2 * FLOOR:
         return None
-    if slow is not None and slow.share >= 2 * FLOOR and slow.ns >= MOST_OF * cost.ns:
+    # Beside other programs, any phase takes long now and then.
+    beside = view.neighboured or view.disturbed
+    shown_ns = min(cost.ns, (usual_ns or cost.ns) * view.stretched) if beside else cost.ns
+    if slow is not None and slow.share >= 2 * FLOOR and slow.ns >= MOST_OF * shown_ns:
         return None  # `slow_function` names it
     if sum(call.ns for call in _logged(view)) >= MOST_OF * cost.ns:
         return None  # `logging_calls` does
@@ -464,8 +467,7 @@ def outside(view: View) -> Finding | None:
     found = view.where("other")
     line = found.line if found is not None and found.own else None
     title = f"code outside the model takes {percent(cost.share)} of each step"
-    # Beside other programs, any phase takes long now and then.
-    waited = rare and (view.neighboured or view.disturbed)
+    waited = rare and beside
     if rare:
         called = [call for call in called if call.ns >= MOST_OF * cost.ns and not waited]
     named = bool(called) and called[0].share >= FLOOR
