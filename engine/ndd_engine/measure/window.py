@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import mul
 
 from ndd_engine.record.events import Json
 from ndd_watch.clock import OTHER, PhaseClock
@@ -17,7 +19,7 @@ class Window:
     rows: one list per finished step, indexed like `names`. rest: time outside finished steps. device: key and
     nanoseconds of each step that carried device events, by the index of the phases that it entered. outside: those of
     the device in evaluations. wholes: steps that were timed as a whole. Their time is shared out like that of the
-    others; `other` takes the rounding.
+    others that are about as long; `other` takes the rounding.
     """
 
     names: list[str]
@@ -53,13 +55,12 @@ class Window:
         for index, name in enumerate(self.names):
             for key in {name, name.partition("/")[0]}:
                 places.setdefault(key, []).append(index)
-        left = whole_ns = sum(self.wholes)
-        timed_ns = sum(map(sum, rows))
+        left, factors = sum(self.wholes), self._factors(rows)
         for name, own in places.items():
             several = len(own) > 1
             values = [*map(sum, zip(*(columns[i] for i in own), strict=True))] if several else columns[own[0]]
             total = sum(values)
-            share = left if name == PHASES[OTHER] else round(whole_ns * total / timed_ns) if timed_ns else 0
+            share = left if name == PHASES[OTHER] else round(sum(map(mul, values, factors)))
             if "/" not in name:
                 left -= share
             total += share + sum(rest[i] for i in own)
@@ -77,6 +78,25 @@ class Window:
                 "device_ns": None if on_device is None else round(on_device),
             }
         return out
+
+    def _factors(self, rows: list[list[int]]) -> list[float]:
+        """For each timed step, how many times its length the whole steps took for which it stands.
+
+        These are about as long, up to a factor of two, or else the nearest. Few steps are timed, so that one that was
+        interrupted would otherwise decide about all.
+        """
+        lengths = [sum(row) for row in rows]
+        timed: Counter[int] = Counter()
+        for ns in lengths:
+            timed[ns.bit_length()] += ns
+        kinds: Counter[int] = Counter()
+        for ns in self.wholes:
+            kinds[ns.bit_length()] += ns
+        whole: Counter[int] = Counter()
+        for kind, ns in kinds.items():
+            if timed:
+                whole[min(timed, key=lambda one: (abs(one - kind), one))] += ns
+        return [whole[ns.bit_length()] / max(timed[ns.bit_length()], 1) for ns in lengths]
 
 
 def _quantiles(values: Iterable[int]) -> tuple[int | None, int | None, int | None]:
