@@ -146,24 +146,25 @@ if _mallinfo is not None:
 
 
 class Heap:
-    """The bytes in use of this process's heap, which has the tensors of the CPU.
+    """The bytes in use of this process's heap, which has the tensors of the CPU, and those that are free in it.
 
-    Unlike the resident memory, they fall when something is freed. The C library goes through all pieces that are free:
-    200,000 of them took 49 ms. Where that takes long, it is asked less often, or not again.
+    Unlike the resident memory, what is in use falls when something is freed: the C library may keep the pages. It goes
+    through all pieces that are free: 200,000 of them took 49 ms. Where that takes long, it is asked less often, or not
+    again.
     """
 
     def __init__(self) -> None:
         self._due = 0
 
-    def read(self) -> int | None:
-        """The bytes in use; None if it is too early to ask again, or where the C library does not tell."""
+    def read(self) -> dict[str, int | None]:
+        """Fields of a window. They are None if it is too early to ask again, or where the C library does not tell."""
         now, begin = time.perf_counter_ns(), time.thread_time_ns()
         if _mallinfo is None or now < self._due:
-            return None
+            return {"heap_bytes": None, "heap_free_bytes": None}
         found = _mallinfo()
         spent = time.thread_time_ns() - begin
         self._due = now + int(spent / _HEAP_SHARE) if spent < _LONGEST_NS else 1 << 63
-        return int(found.uordblks + found.hblkhd)
+        return {"heap_bytes": found.uordblks + found.hblkhd, "heap_free_bytes": found.fordblks}
 
 
 VERSION = 2

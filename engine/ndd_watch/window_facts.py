@@ -57,8 +57,8 @@ class WindowFacts:
             "items": items, "tokens": round(items * tokens_per_item),
             "loss": sum(value for _, value in losses) / len(losses) if losses else None,
             "last_loss": losses[-1] if losses else None, "lr": lr, "loss_scale": loss_scale, "grad_norm": grad_norm,
-            "profiled": profiled, "kept_steps": kept_steps, "passes": passes, "heap_bytes": self._heap.read(),
-            "received": self.receiving.take(), **self.garbage.take(), **self.finite.take(earlier),
+            "profiled": profiled, "kept_steps": kept_steps, "passes": passes,
+            "received": self.receiving.take(), **self._heap.read(), **self.garbage.take(), **self.finite.take(earlier),
         }  # fmt: skip
 
     def marks(self, **failed: str) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -332,7 +332,7 @@ WAYS = (
     "local", "global", "dict", "attribute", "deque", "writer", "class", "dataset", "cache", "default", "closure",
     "hooks", "state", "numbers", "bytes", "view", "buffer",
 )  # fmt: skip
-LIMITED = ("none", "not-deque", "not-ring")
+LIMITED = ("none", "not-deque", "not-ring", "not-freed")
 SIZES = (10e3, 100e3, 1e6, 10e6)
 LEAKS_S = 40.0
 

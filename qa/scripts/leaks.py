@@ -149,6 +149,9 @@ def main() -> None:
             views.append(value[:1])  # keeps view
         elif WAY == "not-deque":
             last.append(value)
+        elif WAY == "not-freed":  # more and more, all of it freed again
+            pieces = [torch.ones(NUMBERS) for _ in range(step)]
+            del pieces
         elif WAY == "not-ring":
             if len(ring) < 200:
                 ring.append(value)

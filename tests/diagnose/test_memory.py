@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from planted_runs import GIB, MB, Planted, beside, cores, evaluating, of_workers, script
+from planted_runs import GIB, MB, Planted, beside, cores, evaluating, healthy, of_workers, script
 
 from ndd_engine.diagnose.memory_rules import steady_growth, wants_look
-from ndd_engine.record.events import Holder, HoldersEvent, SampleEvent
+from ndd_engine.record.events import Event, Holder, HoldersEvent, SampleEvent, WindowEvent
 
 # Of 20 steps a window: 2 MiB a step.
 GROWS = [(400 + 40 * n) * MB for n in range(12)]
@@ -221,6 +221,57 @@ def test_a_leak_says_when_memory_is_full_and_whether_this_run_gets_there() -> No
     assert "1.0 MiB per step" in found.title and found.leave == ""
     assert "16,384 steps" in " ".join(item.text for item in found.evidence)
     assert replace(leak, run={"total_steps": 1000}).verdict().leave
+
+
+def heaps(used: list[int], free: list[int]) -> dict[int, list[WindowEvent]]:
+    """After each window of 20 steps, the bytes of the heap."""
+    empty = beside("other", 1e-6)
+    return {
+        n: [replace(empty, step=20 * n + 20, heap_bytes=each, heap_free_bytes=unused)]
+        for n, (each, unused) in enumerate(zip(used, free, strict=True))
+    }
+
+
+@pytest.mark.parametrize(
+    ("free", "causes"),
+    [
+        ([40 * n * MB for n in range(12)], {"fragmentation"}),
+        ([10 * n * MB for n in range(12)], {"leak"}),  # the rest is in use
+        ([0] * 12, {"leak"}),
+    ],
+)
+def test_growth_that_is_free_in_the_heap_is_no_leak(free: list[int], causes: set[str]) -> None:
+    found = script(used=GROWS, host=cores(1.9, 1.9), after=heaps([100 * MB] * 12, free))
+    assert {"leak", "fragmentation"} & set(found.causes()) == causes
+    # Something of the script costs time: that is told before what may end by itself.
+    slow = replace(found, phases=healthy(data_wait=8.0)).causes()
+    assert (slow[0] == "leak") == (causes == {"leak"})
+
+
+def test_what_was_freed_may_stay_with_the_c_library_without_a_finding() -> None:
+    """The innocent twin: batches become larger for a while, and memory stays where the largest left it."""
+    levels = [(400 + min(80 * n, 320)) * MB for n in range(12)]
+    free = [each - 400 * MB for each in levels]
+    causes = script(used=levels, host=cores(1.9, 1.9), after=heaps([100 * MB] * 12, free)).causes()
+    assert not {"leak", "fragmentation"} & set(causes)
+
+
+@pytest.mark.parametrize("each", [10_000, 1_000])
+def test_a_small_growth_of_what_is_in_use_is_named_with_its_holder_although_resident_memory_grows_by_more(
+    each: int,
+) -> None:
+    """200 steps that keep 10 KB each, between tensors that are freed; in the innocent twin 1 KB."""
+    used = [100 * MB + 10 * n * each for n in range(20)]
+    free = [10 * n * 12 * each for n in range(20)]
+    after: dict[int, list[Event]] = {
+        n: [replace(one, step=10 * n + 10) for one in ones] for n, ones in heaps(used, free).items()
+    }
+    after[18].append(looked(replace(HISTORY, bytes=100 * each, grown=100), steps=100, step=190))
+    resident = [400 * MB + 10 * n * 13 * each for n in range(20)]
+    found = script(steps=10, windows=20, used=resident, host=cores(1.9, 1.9), after=after)
+    assert ("leak" in found.causes()) == (each == 10_000)
+    if each == 10_000:
+        assert "`history`" in found.named("leak").title
 
 
 @pytest.mark.parametrize(("kept", "found"), [(15, True), (40, False)])

@@ -81,7 +81,7 @@ CAUSES: dict[str, str] = {
     "not-finite": "losses or gradients not finite",
     "leak": "memory grows steadily",
     "worker-memory": "memory of loader workers grows",
-    "fragmentation": "GPU memory in pieces",
+    "fragmentation": "memory in pieces",
     "evaluation-memory": "evaluations take much memory",
     "checkpoint-memory": "checkpoints take much memory",
     "near-limit": "memory almost full",

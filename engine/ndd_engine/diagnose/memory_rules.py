@@ -35,8 +35,12 @@ STEADY = 0.5
 # Memory is released where it falls to this part of its rise, and rises are alike up to this factor.
 RELEASED = 0.5
 ALIKE = 2.0
-# Less growth is enough where a look has found what holds at least this part of it, and to ask for a look.
+# Less growth is enough where a look has found what holds at least this part of it, and to ask for a look. What is in
+# use has little noise: half a MiB of it is enough from so many bytes a step on.
 SMALL_BYTES, HELD = 2 << 20, 0.3
+IN_USE_BYTES, LEAST_SLOPE = 1 << 19, 4 << 10
+# From this part of the growth on, free bytes of the heap explain it.
+FREED = 0.7
 # The second look comes after so many steps and seconds. Looks that named nothing are repeated when the run is so many
 # times as long.
 APART_STEPS, APART_S, LATER = 20, 4.0, 4
@@ -82,7 +86,7 @@ def leak(view: View) -> Finding | None:
     where, growth = found
     slope, on_gpu = growth.slope, where == "GPU memory"
     # Small pieces that are kept leave gaps between them, so that resident memory can grow by much more than they take.
-    heap = None if on_gpu else _steady(snapshot.heap_trend, SMALL_BYTES, SMALL_BYTES)
+    heap = None if on_gpu else _in_use(snapshot.heap_trend)
     if not _holds(snapshot, held, slope) and (heap is None or not _holds(snapshot, held, heap.slope)):
         held = None
     if held is not None and held.limit and _fits(snapshot, held):
@@ -139,6 +143,26 @@ def leak(view: View) -> Finding | None:
     return draft.done()
 
 
+def freed_memory(view: View) -> Finding | None:
+    """Memory of the process that grows, although most of that was freed: the C library keeps it."""
+    snapshot = view.snapshot
+    growth = _steady(snapshot.resident_trend, GROWN_BYTES) if _judged(snapshot) else None
+    if growth is None or not _freed(snapshot, growth.slope) or leak(view) is not None:
+        return None
+    title = f"memory grows by {size(growth.slope)} per step, and most of that is free: the C library keeps it"
+    draft = FindingDraft("fragmentation", title, None, "possible")
+    draft.saw(
+        f"{size(growth.last)} resident; {size(snapshot.heap_free_trend[-1][1])} of the heap are free and "
+        f"{size(snapshot.heap_trend[-1][1])} in use",
+        "the C library's heap",
+    )
+    draft.change(
+        "if batches become larger and larger, leave it: it ends with the largest one. Else small pieces that are kept "
+        "lie between freed tensors: set MALLOC_MMAP_THRESHOLD_=65536 before starting the run, which returns these"
+    )
+    return draft.done()
+
+
 def fragmentation(view: View) -> Finding | None:
     """Reserved GPU memory that grows although no more is in use: pieces of it fit no new tensor."""
     snapshot, memory = view.snapshot, view.snapshot.memory
@@ -185,8 +209,10 @@ def wants_look(snapshot: Snapshot) -> bool:
         return snapshot.step >= looked.step + apart
     if looked is not None and (looked.holders or snapshot.step < LATER * looked.step):
         return False
-    trends = (snapshot.memory_trend, snapshot.resident_trend, snapshot.heap_trend)
-    return any(_steady(trend, SMALL_BYTES, SMALL_BYTES) is not None for trend in trends)
+    trends = (snapshot.memory_trend, snapshot.resident_trend)
+    if any(_steady(trend, SMALL_BYTES, SMALL_BYTES) is not None for trend in trends):
+        return True
+    return _in_use(snapshot.heap_trend) is not None
 
 
 def _judged(snapshot: Snapshot) -> bool:
@@ -206,11 +232,12 @@ def _growing(view: View, held: Holder | None) -> tuple[str, Growth] | None:
             ("host memory", snapshot.resident_trend, snapshot.heap_trend, GROWN_BYTES),
         ]
     for name, trend, releasing, least in places:
-        if (growth := _steady(trend, least)) is not None:
+        growth = _steady(trend, least)
+        if growth is not None and (name == "GPU memory" or not _freed(snapshot, growth.slope)):
             return name, growth
         if held is not None:
             for one in (trend, releasing):
-                growth = _steady(one, SMALL_BYTES, SMALL_BYTES)
+                growth = _in_use(one) if one is releasing else _steady(one, SMALL_BYTES, SMALL_BYTES)
                 if growth is not None and _holds(snapshot, held, growth.slope):
                     return (name if one is trend else "the heap"), growth
         between, steps = growth_between_releases(releasing, GROWN_BYTES)
@@ -219,6 +246,19 @@ def _growing(view: View, held: Holder | None) -> tuple[str, Growth] | None:
         if kept and (of_graphs := growth_of_graphs(trend, kept)) is not None:
             return name, Growth(*of_graphs, released=kept)
     return None
+
+
+def _in_use(trend: Trend) -> Growth | None:
+    """The growth of what is in use, which may be small."""
+    small = _steady(trend, IN_USE_BYTES, IN_USE_BYTES)
+    return small if small and small.slope >= LEAST_SLOPE else _steady(trend, SMALL_BYTES, SMALL_BYTES)
+
+
+def _freed(snapshot: Snapshot, slope: float) -> bool:
+    """Whether most of a growth of the process is free in its heap. slope: bytes per step."""
+    trend = snapshot.heap_free_trend
+    line = line_through(condensed(trend[len(trend) // 3 :], GROUPS))
+    return line is not None and line.slope >= FREED * slope
 
 
 def _steady(trend: Trend, least: float, most: float = GROWN_BYTES) -> Growth | None:
@@ -589,7 +629,16 @@ def out_of_memory(view: View) -> Finding | None:
     return draft.done()
 
 
-RULES = (leak, fragmentation, worker_memory, evaluation_memory, checkpoint_memory, near_limit, out_of_memory)
+RULES = (
+    leak,
+    freed_memory,
+    fragmentation,
+    worker_memory,
+    evaluation_memory,
+    checkpoint_memory,
+    near_limit,
+    out_of_memory,
+)
 
 
 def steady_growth(

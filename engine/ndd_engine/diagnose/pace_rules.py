@@ -49,7 +49,7 @@ class FittedLine:
 
 def condensed(points: Points, groups: int, part: float = 0.5) -> list[StepValue]:
     """The curve reduced to at most `groups` points by quantiles, at most one per step. part: 0.5 for medians."""
-    size_of = -(-len(points) // groups)
+    size_of = max(-(-len(points) // groups), 1)
     out: list[StepValue] = []
     for start in range(0, len(points), size_of):
         group = points[start : start + size_of]

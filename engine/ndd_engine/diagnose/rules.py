@@ -295,12 +295,15 @@ def _rank(item: Finding) -> tuple[int, float]:
         return -1, float(ENDINGS.index(item.cause))
     if item.cause == "slowing" and (item.share or 0.0) >= MUCH_SLOWER and item.confidence != "possible":
         return 0, -1.0  # it becomes worse, and what grows takes memory as well
-    if item.cause in ("leak", "fragmentation", "worker-memory", "near-limit", "repeated-items"):
+    freed = (
+        item.cause == "fragmentation" and item.confidence == "possible"
+    )  # on the host, where it may end by itself
+    if not freed and item.cause in ("leak", "fragmentation", "worker-memory", "near-limit", "repeated-items"):
         return 0, 0.0
     if item.cause == "out-of-memory":  # after what has filled it
         return 0, 1.0
     # What takes memory, of the run itself: after what costs time, and before other processes.
-    if item.cause in ("evaluation-memory", "checkpoint-memory", "retain-graph", "piling-up"):
+    if freed or item.cause in ("evaluation-memory", "checkpoint-memory", "retain-graph", "piling-up"):
         return 1, 0.0
     if item.cause == "recompile" and item.ceiling is None:  # what was to run compiled runs without
         return 1, float("-inf")

@@ -123,7 +123,8 @@ class WindowEvent(Event):
     last one. lr, grad_norm, loss_scale: latest values. device_steps: steps timed on the device. gc_ns, gc_count,
     gc_max_ns: total, number and longest of Python's garbage collections (part of the phases). profiled: true if a
     profiler capture ran or a step was profiled; such windows are not used for rates. heap_bytes: in use by the heap of
-    the process, with the tensors of the CPU, at the end of the window. kept_steps: earlier steps whose autograd graphs
+    the process, with the tensors of the CPU, at the end of the window. heap_free_bytes: free in it then, which the C
+    library has not returned to the system. kept_steps: earlier steps whose autograd graphs
     still exist then. passes: over the training data, that began in it; the first pass of the run is not counted.
     timed_steps: steps that were timed by phase; the others were timed as a whole.
     skipped: updates that a gradient scaler left out in this window, since gradients were not finite; not those of the
@@ -162,6 +163,7 @@ class WindowEvent(Event):
     gc_max_ns: Count | None = None
     profiled: Flag = False
     heap_bytes: Count | None = None
+    heap_free_bytes: Count | None = None
     kept_steps: Count = 0
     passes: Count = 0
     timed_steps: Count = 0

@@ -398,8 +398,9 @@ class Snapshot(Facts):
     """A run at one moment; nothing changes it. Rates are per second of training time without pauses; None is unknown.
 
     micro_steps: forward and backward passes per step; step_ns: nanoseconds per step. memory_trend: bytes of allocated
-    GPU memory, or of resident memory on the CPU. heap_trend: of the heap, which falls when something is freed.
-    gap_trend: of GPU memory that is reserved beyond the most that was in use.
+    GPU memory, or of resident memory on the CPU. heap_trend: of the heap, which falls when something is freed;
+    heap_free_trend: free in it, and not returned to the system. gap_trend: of GPU memory that is reserved beyond the
+    most that was in use.
     aside_bytes: by "evaluate" and "checkpoint", by how much their memory exceeded that of training at most, and what
     that was.
     resident_trend: of resident memory, also of a run on a GPU. workers_trend: private bytes of all loader workers,
@@ -424,6 +425,7 @@ class Snapshot(Facts):
     rate_trend: Curve
     memory_trend: Curve = ()
     heap_trend: Curve = ()
+    heap_free_trend: Curve = ()
     gap_trend: Curve = ()
     pace: tuple[Point, ...] = ()
     aside_bytes: Mapping[str, tuple[float, float]] = field(default_factory=dict)

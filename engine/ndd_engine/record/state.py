@@ -181,6 +181,7 @@ class RunState(Facts):
     memories: Trend = field(default_factory=Trend)
     gaps: Trend = field(default_factory=Trend)
     heaps: Trend = field(default_factory=Trend)
+    free_heaps: Trend = field(default_factory=Trend)
     levels: Levels = field(default_factory=Levels)
     residents: Trend = field(default_factory=Trend)
     worker_memories: Trend = field(default_factory=Trend)
@@ -315,6 +316,7 @@ class RunState(Facts):
             self.memories,
             self.gaps,
             self.heaps,
+            self.free_heaps,
             *self._host_trends,
             self.open_files,
             *self.own_trends.values(),
@@ -371,6 +373,8 @@ class RunState(Facts):
         self.pace.add(event, self.t or 0.0)
         if event.heap_bytes is not None:
             self.heaps.add(event.step, float(event.heap_bytes))
+        if event.heap_free_bytes is not None:
+            self.free_heaps.add(event.step, float(event.heap_free_bytes))
         if event.profiled:
             pass  # the profiler made these steps slow
         elif self.recent and not event.steps and not self.recent[-1].steps:
@@ -558,6 +562,7 @@ class RunState(Facts):
             memory_trend=(self.memories if cuda else self.residents).view(),
             gap_trend=self.gaps.view(),
             heap_trend=self.heaps.view(),
+            heap_free_trend=self.free_heaps.view(),
             pace=self.pace.view(),
             aside_bytes=dict(self.levels.rises),
             resident_trend=self.residents.view(),

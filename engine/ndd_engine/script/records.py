@@ -36,7 +36,7 @@ MANY_BATCHES = 100
 # Fields of a window that nobody has measured where its process is gone.
 _UNMEASURED = (
     "step_p50_ns", "step_p95_ns", "step_max_ns", "loss", "last_loss", "lr", "gc_ns", "gc_count", "gc_max_ns",
-    "heap_bytes", "first_skipped", "grad_norm",
+    "heap_bytes", "heap_free_bytes", "first_skipped", "grad_norm",
 )  # fmt: skip
 
 Line = dict[str, Any]
