@@ -35,10 +35,10 @@ STEADY = 0.5
 # Memory is released where it falls to this part of its rise, and rises are alike up to this factor.
 RELEASED = 0.5
 ALIKE = 2.0
-# Less growth is enough where a look has found what holds at least this part of it, and to ask for a look. What is in
-# use has little noise: half a MiB of it is enough from so many bytes a step on.
+# Less growth is enough where a look has found what holds at least this part of it, and to ask for a look: this, or half
+# a MiB from so many bytes a step on.
 SMALL_BYTES, HELD = 2 << 20, 0.3
-IN_USE_BYTES, LEAST_SLOPE = 1 << 19, 4 << 10
+LEAST_BYTES, LEAST_SLOPE = 1 << 19, 4 << 10
 # From this part of the growth on, free bytes of the heap explain it.
 FREED = 0.7
 # The second look comes after so many steps and seconds. Looks that named nothing are repeated when the run is so many
@@ -86,7 +86,7 @@ def leak(view: View) -> Finding | None:
     where, growth = found
     slope, on_gpu = growth.slope, where == "GPU memory"
     # Small pieces that are kept leave gaps between them, so that resident memory can grow by much more than they take.
-    heap = None if on_gpu else _in_use(snapshot.heap_trend)
+    heap = None if on_gpu else _little(snapshot.heap_trend)
     if not _holds(snapshot, held, slope) and (heap is None or not _holds(snapshot, held, heap.slope)):
         held = None
     if held is not None and held.limit and _fits(snapshot, held):
@@ -209,10 +209,8 @@ def wants_look(snapshot: Snapshot) -> bool:
         return snapshot.step >= looked.step + apart
     if looked is not None and (looked.holders or snapshot.step < LATER * looked.step):
         return False
-    trends = (snapshot.memory_trend, snapshot.resident_trend)
-    if any(_steady(trend, SMALL_BYTES, SMALL_BYTES) is not None for trend in trends):
-        return True
-    return _in_use(snapshot.heap_trend) is not None
+    trends = (snapshot.memory_trend, snapshot.resident_trend, snapshot.heap_trend)
+    return any(_little(trend) is not None for trend in trends)
 
 
 def _judged(snapshot: Snapshot) -> bool:
@@ -237,7 +235,7 @@ def _growing(view: View, held: Holder | None) -> tuple[str, Growth] | None:
             return name, growth
         if held is not None:
             for one in (trend, releasing):
-                growth = _in_use(one) if one is releasing else _steady(one, SMALL_BYTES, SMALL_BYTES)
+                growth = _little(one)
                 if growth is not None and _holds(snapshot, held, growth.slope):
                     return (name if one is trend else "the heap"), growth
         between, steps = growth_between_releases(releasing, GROWN_BYTES)
@@ -248,10 +246,10 @@ def _growing(view: View, held: Holder | None) -> tuple[str, Growth] | None:
     return None
 
 
-def _in_use(trend: Trend) -> Growth | None:
-    """The growth of what is in use, which may be small."""
-    small = _steady(trend, IN_USE_BYTES, IN_USE_BYTES)
-    return small if small and small.slope >= LEAST_SLOPE else _steady(trend, SMALL_BYTES, SMALL_BYTES)
+def _little(trend: Trend) -> Growth | None:
+    """Growth that counts where a look has found its holder."""
+    found = _steady(trend, LEAST_BYTES, LEAST_BYTES)
+    return found if found and found.slope >= LEAST_SLOPE else _steady(trend, SMALL_BYTES, SMALL_BYTES)
 
 
 def _freed(snapshot: Snapshot, slope: float) -> bool:
