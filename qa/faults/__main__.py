@@ -13,7 +13,7 @@ from benchmarks.common import Environment, add_output, report, say, write
 from ndd_engine.hardware.detect import detect
 from qa.trials import nulls
 
-from . import matrix
+from . import matrix, quota
 from .cases import chosen
 from .faulty import GPU_CASES
 from .innocent import all_cases
@@ -50,6 +50,10 @@ def main() -> int:
         cases = chosen(all_cases(gpu), given.only)
     except ValueError as error:
         parser.error(str(error))
+    limited = [case for case in cases if case.memory_bytes]
+    if limited and (why := quota.missing(quota.memory_group(limited[0].memory_bytes))):
+        say(f"{len(limited)} cases with a memory limit are left out: {why}")
+        cases = [case for case in cases if case not in limited]
     environment = Environment(shlex.join(["python", "-m", "benchmarks.faults", *sys.argv[1:]]))
     keep = given.keep.absolute()
     if given.null is not None:

@@ -38,7 +38,8 @@ class Case:
     number of processes alongside the run. seconds: of training before the diagnosis. trial_s: minimum for a trial, if
     sides take long to start. to_end: diagnose after the end of the run. proved: whether the cure increases speed, which
     a trial can measure. place: that the finding has to name, "" if there is none. fails: whether the fault ends the
-    run. variant: tells cases of the same fault and workload apart.
+    run. variant: tells cases of the same fault and workload apart. memory_bytes: the limit of the control group in
+    which it runs, 0 without one.
     """
 
     kind: Kind
@@ -59,6 +60,7 @@ class Case:
     place: str = ""
     fails: bool = False
     variant: str = ""
+    memory_bytes: int = 0
 
     @property
     def truth(self) -> str:

@@ -337,6 +337,17 @@ FAULTS: list[Case] = [
         proved=False,
     ),
     *three(
+        "near-limit",
+        "a tensor leaves 3, 2 and 1.5 % of the memory of a control group of 3 GiB",
+        [(OWN, (f"workload.options.free={part}",)) for part in (0.03, 0.02, 0.015)],
+        sets=OWN_BATCH,
+        cure=["workload.options.free=0.5"],
+        factory="occupying",
+        proved=False,
+        variant="host",
+        memory_bytes=3 << 30,
+    ),
+    *three(
         "dense-embedding",
         "a step reads 256 rows of a table of 5,000, 20,000 and 80,000",
         [(OWN, (f"workload.options.rows={rows}",)) for rows in (5_000, 20_000, 80_000)],

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from ndd_engine.run.channel import send
 from ndd_engine.trial.estimates import Estimate, abba_log_ratio, estimate
 
 from .cases import Case
+from .quota import memory_group
 
 NAME = "it"
 # Time limit for the first step, a compilation on a busy machine, and for the end of a run.
@@ -68,11 +69,14 @@ def observed(case: Case, folder: Path, neighbours: Sequence[int], alone: bool) -
     log = folder / "run.log"
     # A compiler cache of its own, so that compiling costs as much as the first time.
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder.absolute() / "compiled")}
-    with log.open("wb") as output:
+    limited = memory_group(case.memory_bytes) if case.memory_bytes else nullcontext()
+    with log.open("wb") as output, limited as group:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True, cwd=folder,
             env=environment,
         )  # fmt: skip
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(process.pid))
         watched = _Watched(case, RunDir(folder / "runs" / NAME), process)
         try:
             found = watched.found(neighbours, alone)

@@ -1,25 +1,26 @@
-"""A control group with a CPU quota for this process and all that it starts, where the machine lets it make one."""
+"""Control groups with a CPU quota or a memory limit, where the machine lets this process make some."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 # Where version 1 and version 2 of control groups are mounted; only the root group is used.
 PLACES = (Path("/sys/fs/cgroup/cpu"), Path("/sys/fs/cgroup"))
 COUNTING = Path("/sys/fs/cgroup/cpuacct")
+MEMORY = (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup"))
 PERIOD_US = 100_000
 
 
-def missing() -> str:
-    """Why no quota can be had here; "" if it can."""
+def missing(group: AbstractContextManager[object]) -> str:
+    """Why this control group cannot be had here; "" if it can."""
     try:
-        with limited(1.0):
+        with group:
             return ""
     except OSError as error:
-        return f"no control group with a CPU quota can be made here ({error.strerror})"
+        return f"no such control group can be made here ({error.strerror})"
 
 
 @contextmanager
@@ -28,7 +29,7 @@ def limited(cores: float) -> Iterator[None]:
     root = next((one for one in PLACES if (one / "cgroup.procs").is_file()), PLACES[0])
     # Version 1 may count the time in a controller of its own, whose groups have the same paths.
     roots = [root, *(one for one in (COUNTING,) if root != PLACES[1] and one.resolve() != root.resolve())]
-    befores = [one / _own_group() for one in roots if (one / _own_group()).is_dir()]
+    befores = [one / _own_group("cpu") for one in roots if (one / _own_group("cpu")).is_dir()]
     name, me = f"ndd-faults-{os.getpid()}", str(os.getpid())
     made: list[Path] = []
     try:
@@ -50,8 +51,22 @@ def limited(cores: float) -> Iterator[None]:
             group.rmdir()
 
 
-def _own_group() -> str:
-    """The path of this process's group below the root, of the controller cpu or of version 2."""
+@contextmanager
+def memory_group(limit_bytes: int) -> Iterator[Path]:
+    """A group with this limit, below that of this process, for processes that have ended after this. Raises OSError."""
+    root = next((one for one in MEMORY if (one / "cgroup.procs").is_file()), MEMORY[0])
+    group = root / _own_group("memory") / f"ndd-faults-{os.getpid()}"
+    group.mkdir()
+    try:
+        version_1 = group / "memory.limit_in_bytes"
+        (version_1 if version_1.exists() else group / "memory.max").write_text(str(limit_bytes))
+        yield group
+    finally:
+        group.rmdir()
+
+
+def _own_group(controller: str) -> str:
+    """The path of this process's group below the root, of a controller or of version 2."""
     lines = (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text("utf-8").splitlines())
     groups = {name: path for _, names, path in lines for name in names.split(",")}
-    return groups.get("cpu", groups.get("", "/")).lstrip("/")
+    return groups.get(controller, groups.get("", "/")).lstrip("/")

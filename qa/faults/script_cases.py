@@ -166,7 +166,7 @@ FAULTS = (
 )
 # Causes that a script can have, and that nothing plants here.
 UNPLANTED = {
-    "near-limit": "would fill the memory of the machine",
+    "near-limit": "is no finding of a run that has ended; `make faults` plants it in a control group",
     "out-of-memory": "ends the script",
     **dict.fromkeys(
         (

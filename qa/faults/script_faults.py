@@ -143,7 +143,7 @@ def _possible(faults: Sequence[Fault], python: str) -> tuple[list[Fault], list[s
         f"{python}, see --python"
         for package in missing
     ]
-    if any(fault.quota for fault in faults) and (why := quota.missing()):
+    if any(fault.quota for fault in faults) and (why := quota.missing(quota.limited(1.0))):
         reasons.append(f"skipped: quota; {why}")
         faults = [fault for fault in faults if not fault.quota]
     return [fault for fault in faults if fault.package not in missing], reasons

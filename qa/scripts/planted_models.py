@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from ndd_engine.hardware.gpus import free_in_group, read_limits
+
 WIDTH = 256
 ITEMS = 2048
 MEGABYTE = 1 << 20
@@ -261,20 +263,23 @@ def damaged(settings: Any) -> dict[str, Any]:
     return {"model": Net(), "train_data": in_memory(8 * ITEMS), "loss": error, "forward": forward}
 
 
-# A tensor that takes most of the memory of a GPU.
+# A tensor that takes most of the memory of a GPU, or of the control group.
 
 
 def occupying(settings: Any) -> dict[str, Any]:
-    """Options: free: the part of the GPU's memory that is left when the first batch has been computed."""
+    """Options: free: the part of the memory that is left when the first batch has been computed."""
     part, held = settings.option("free", 0.5), list[Tensor]()
 
     def forward(model: nn.Module, batch: Any) -> Any:
         output = model(batch[0])
-        if not held and model.training and output.is_cuda:
-            free, total = torch.cuda.mem_get_info()
-            held.append(
-                torch.empty(max(int(free - part * total), 0), dtype=torch.uint8, device=output.device)
-            )
+        if not held and model.training:
+            if output.is_cuda:
+                free, total = torch.cuda.mem_get_info()
+            else:
+                group, total = min(read_limits().memory, key=lambda one: one[1])
+                free = free_in_group(group, total)
+            size = max(int(free - part * total), 0)
+            held.append(torch.full((size,), 1, dtype=torch.uint8, device=output.device))
         return output
 
     return {"model": Net(), "train_data": in_memory(), "loss": loss, "forward": forward}
