@@ -57,6 +57,11 @@ INNOCENTS: list[Case] = [
         ("neighbour-cores", "oversubscribed", "quota"), asleep=3,
     ),
     _innocent(
+        "roomy-limit", OWN, "a tensor leaves 20 % of the memory of a control group of 3 GiB",
+        ("batch.micro=256", "workload.options.free=0.2"), ("near-limit", "leak"), factory="occupying",
+        memory_bytes=3 << 30,
+    ),
+    _innocent(
         "bounded-cache", OWN, "memory grows by 16 MB per step until a cache of 320 MB is full",
         ("batch.micro=256", "workload.options.keep_mb=16", "workload.options.limit_mb=320"), ("leak",),
         factory="keeping",

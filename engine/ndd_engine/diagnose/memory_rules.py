@@ -93,8 +93,9 @@ def leak(view: View) -> Finding | None:
         return None
     kept = snapshot.totals.kept_steps
     free, when, leave = _free(snapshot, on_gpu), "", ""
+    whole = _steady(snapshot.resident_trend, SMALL_BYTES, SMALL_BYTES) if where == "the heap" else None
     if free is not None and not growth.released:
-        steps = free / slope
+        steps = free / max(slope, whole.slope if whole is not None else 0.0)
         when = f"memory is full in about {steps:,.0f} steps"
         if view.step_ns:
             when += f", {duration(steps * view.step_ns * 1e-9)}"
@@ -118,14 +119,13 @@ def leak(view: View) -> Finding | None:
         f"{size(growth.last)} in use, growing by {size(slope)} per step (noise {size(growth.noise)}{between})"
     )
     draft.saw(text, source)
+    if whole is not None and HELD * whole.slope > slope:
+        draft.saw(f"the process grows by {size(whole.slope)} per step: the rest are gaps in its heap", source)
     if growth.first[0]:
         draft.saw(f"it was {size(growth.first[1])} at step {growth.first[0]:,}", source)
     if held is not None:
         assert snapshot.holders is not None
         _tell(draft, snapshot.holders, held)
-        if heap is not None and heap.slope < HELD * slope:
-            text = f"what is in use of the heap grows by {size(heap.slope)} per step; the rest are gaps in it"
-            draft.saw(text, "the C library's heap")
     elif snapshot.looked is not None and snapshot.looked.tensors:
         shapes = ", ".join(
             f"{counted(count, 'tensor')} of {printable(shape)} ({size(taken)})"
@@ -233,6 +233,8 @@ def _growing(view: View, held: Holder | None) -> tuple[str, Growth] | None:
         growth = _steady(trend, least)
         if growth is not None and (name == "GPU memory" or not _freed(snapshot, growth.slope)):
             return name, growth
+        if growth is not None and (growth := _steady(releasing, least)) is not None:
+            return "the heap", growth
         if held is not None:
             for one in (trend, releasing):
                 growth = _little(one)
