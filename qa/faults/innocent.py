@@ -58,7 +58,7 @@ INNOCENTS: list[Case] = [
     ),
     _innocent(
         "roomy-limit", OWN, "a tensor leaves 20 % of the memory of a control group of 3 GiB",
-        ("batch.micro=256", "workload.options.free=0.2"), ("near-limit", "leak"), factory="occupying",
+        ("batch.micro=256", "run.threads=1", "workload.options.free=0.2"), ("near-limit", "leak"), factory="occupying",
         memory_bytes=3 << 30,
     ),
     _innocent(

@@ -272,11 +272,12 @@ def occupying(settings: Any) -> dict[str, Any]:
 
     def forward(model: nn.Module, batch: Any) -> Any:
         output = model(batch[0])
-        if not held and model.training:
+        groups = read_limits().memory if not held and not output.is_cuda else ()  # none in a trial
+        if not held and model.training and (groups or output.is_cuda):
             if output.is_cuda:
                 free, total = torch.cuda.mem_get_info()
             else:
-                group, total = min(read_limits().memory, key=lambda one: one[1])
+                group, total = min(groups, key=lambda one: one[1])
                 free = free_in_group(group, total)
             size = max(int(free - part * total), 0)
             held.append(torch.full((size,), 1, dtype=torch.uint8, device=output.device))
