@@ -185,6 +185,10 @@ SHOWN: dict[str, tuple[Snapshot, tuple[int, int], tuple[str, ...], tuple[str, ..
     "an estimate in little room": (
         snapshot(kernels=ESTIMATED), (100, 30), ("4,687 segments/s", "9,674 to 18,175 segments/s estimated"), (),
     ),
+    "an estimate at 80x24": (
+        snapshot(kernels=ESTIMATED), SMALL,
+        ("4,687 segments/s", "gradient norm 0.832   9,674 to 18,175 segments/s estimated"), ("for this GPU",),
+    ),
     "no estimate": (snapshot(), LARGE, (), ("estimated",)),
     "accumulation": (snapshot(micro_steps=2.0), SMALL, ("micro",), ()),
     "no accumulation": (snapshot(micro_steps=1.0), SMALL, (), ("micro",)),

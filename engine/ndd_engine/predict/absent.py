@@ -1,11 +1,12 @@
 """Memory and step time on a GPU that is not in this machine, from traces of shapes alone.
 
 A step is traced at two micro-batches, at a third to check the line. A step of very many operations loops over time: it
-is traced with 6 and 7 steps of the loop, and extended to its length.
+is traced with 3 and 4 steps of the loop, and extended to its length.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,13 +18,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils.data import Dataset
 
 from ndd_engine.config import Config
 from ndd_engine.hardware.gpus import GpuProfile, load
 from ndd_engine.hardware.kernels import Card, Op
 from ndd_engine.text import counted
-from ndd_engine.workloads.base import Workload, item_count
+from ndd_engine.train.data.item_sources import gathers
+from ndd_engine.workloads.base import Stream, Workload, item_count, items_at
 from ndd_engine.workloads.interface import facts
 from ndd_watch import recompute
 from ndd_watch.windows import Account, Blocks, CallTree, blocks_of
@@ -37,15 +40,17 @@ from .step_probes import alike, caveat, departs, endless, extremes, items_of, lo
 
 Tell = Callable[[str], None]
 # Operations of a forward pass. A longer one is taken to loop over time.
-MOST_OPS = 4_000
+MOST_OPS = 2_000
 # Steps of a loop in the trace that checks those of LENGTHS.
-CHECKED = 9
+CHECKED = 6
 # Memory of the CUDA context and libraries on a GPU that is not in this machine (measured on others: 287 to 667 MiB).
 CONTEXT_BYTES = 667 << 20
 # Batches of which the usual length of a loop is the mean.
 _BATCHES = 8
 # Seconds to time the creation of batches of one size.
 _DATA_S = 0.15
+# Bytes of the items that are kept for further traces.
+_KEPT_BYTES = 256 << 20
 # Layers of the model that times launches: fewer kernels than a GPU queues. Its passes; the first quarter is left out.
 _LAYERS, _LAUNCHED = 16, 20
 
@@ -74,6 +79,36 @@ class _Loop:
         """Its length in a batch."""
         leaf, dimension = self.leaves[0]
         return int(tree_flatten(batch)[0][leaf].shape[dimension])
+
+
+class _ReadOnce(Dataset[Any]):
+    """Another dataset, of which each item is read once: shapes do not change when it is read again."""
+
+    def __init__(self, data: Any) -> None:
+        self._data, self._items, self._room = data, dict[int, Any](), _KEPT_BYTES
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitem__(self, index: int) -> Any:
+        if (item := self._items.get(index)) is None:
+            (item,) = items_at(self._data, [index])
+            leaves = tree_leaves(item)
+            size = sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
+            # Other objects may be changed by what makes a batch of them.
+            if size <= self._room and all(isinstance(leaf, (Tensor, int, float, str)) for leaf in leaves):
+                self._items[index], self._room = item, self._room - size
+        return tree_map(lambda leaf: leaf, item)  # new containers, of which a batch may take entries
+
+
+def reading_once(workload: Workload) -> Workload:
+    """The same workload for traces of shapes: no item is read, or encoded, twice."""
+    data = workload.train_data
+    if isinstance(data, Stream) or gathers(data):
+        return workload
+    copied = copy.copy(workload)
+    copied.train_data = _ReadOnce(data)
+    return copied
 
 
 class ShapeTracer:
@@ -149,9 +184,7 @@ class ShapeTracer:
         """The same with levels of the model's blocks, see `memory.recompute`."""
         recompute = [f"{name}={level}" for name, level in levels.items()]
         config = self.config.changed(memory={"recompute": recompute})
-        tracer = ShapeTracer(config, self.workload, self.tell, self.leaves)
-        tracer._sizes = self._sizes[:2]  # a third one has confirmed the plain steps
-        return tracer
+        return ShapeTracer(config, self.workload, self.tell, self.leaves)
 
     def blocks(self) -> list[tuple[str, ...]]:
         """Blocks that can compute again, in the order of their calls: the largest, then smaller ones instead."""
@@ -207,10 +240,11 @@ class ShapeTracer:
         return *best, above, len(names)
 
     def memory(self, source: str, check: bool = True) -> Memory:
-        """Memory of the longest batches. check: whether a third micro-batch has to confirm a loop."""
+        """Memory of the longest batches. check: whether a third micro-batch has to confirm the line."""
         loop = self._loop
         if loop is None:
-            family = alike(lambda micro: self._traced(micro).trace, self._sizes, math.inf)
+            at = self._sizes if check else self._sizes[:2]
+            family = alike(lambda micro: self._traced(micro).trace, at, math.inf)
         else:
             self.tell(f"extending the loop to {loop.length:,} steps")
             family = self._family(loop.length)
@@ -269,25 +303,26 @@ class ShapeTracer:
         batches = endless(self.workload, self.config, micro)
         return round(fmean(loop.of(next(batches)) for _ in range(_BATCHES)))
 
-    def data_s(self, micros: Sequence[int]) -> list[tuple[int, float]]:
-        """Seconds in which this machine creates batches of these sizes, in this process.
 
-        The time that the process computed, where that is less: others may use the cores meanwhile.
-        """
-        self.tell("timing the data")
-        pair = self._sizes[:2]
-        times = []
-        for micro in pair:
-            batches = endless(self.workload, self.config, micro, as_kept=True)
+def data_s(config: Config, workload: Workload, micros: Sequence[int]) -> list[tuple[int, float]]:
+    """Seconds in which this machine creates batches of these sizes, in this process.
+
+    The time that the process computed, where that is less: others may use the cores meanwhile.
+    """
+    pair = sizes(workload)[:2]
+    times: list[float] = []
+    for micro in pair:
+        batches = endless(workload, config, micro, as_kept=True)
+        if not times:
+            next(batches)  # the first one of a process takes longer
+        end = time.perf_counter() + _DATA_S
+        took: list[float] = []
+        while not took or time.perf_counter() < end:
+            begin, used = time.perf_counter(), time.process_time()
             next(batches)
-            end = time.perf_counter() + _DATA_S
-            took: list[float] = []
-            while len(took) < 2 or time.perf_counter() < end:
-                begin, used = time.perf_counter(), time.process_time()
-                next(batches)
-                took.append(min(time.perf_counter() - begin, time.process_time() - used))
-            times.append(median(took))
-        return [(micro, at(micro, pair, times)) for micro in micros]
+            took.append(min(time.perf_counter() - begin, time.process_time() - used))
+        times.append(median(took))
+    return [(micro, at(micro, pair, times)) for micro in micros]
 
 
 def launch_cost(device: torch.device) -> float:

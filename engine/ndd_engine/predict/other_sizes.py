@@ -1,6 +1,6 @@
 """Steps at other sizes than the traced ones: sizes grow linearly, and loops are repeated. Does not import torch.
 
-A step that loops over time has thousands of operations. It is traced with 6 and with 7 steps of the loop; what the
+A step that loops over time has thousands of operations. It is traced with 3 and with 4 steps of the loop; what the
 second trace has more is one step, which is repeated.
 """
 
@@ -17,7 +17,7 @@ from .estimate import FREED, Trace, common_start
 
 Item = TypeVar("Item")
 # Steps of a loop in the two traces.
-LENGTHS = (6, 7)
+LENGTHS = (3, 4)
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from ndd_engine.workloads.base import Workload, item_count, parameter_count
 from ndd_engine.workloads.factory_data import prepare
 from ndd_engine.workloads.interface import place
 
-from .absent import ShapeTracer, all_items, ways_elsewhere
+from .absent import ShapeTracer, all_items, data_s, reading_once, ways_elsewhere
 from .budget import BudgetPlanner, Plan, Way, ways_to_fit
 from .estimate import Fit, ItemCounts, Memory, StepTime, spread
 from .launches import StepEstimate
@@ -378,9 +378,11 @@ def predict_for(draft: Draft, gpu: GpuProfile, progress: Callable[[str], None]) 
     cuda = torch.device("cuda")
     try:
         with pretended(ranks, cuda):
-            tracer = ShapeTracer(shapes, workload, progress)
+            tracer = ShapeTracer(shapes, reading_once(workload), progress)
             memory = tracer.memory(f"steps traced by their shapes for {gpu.name}")
-            found = tracer.estimate(gpu, [batch.micro]).with_data(tracer.data_s([batch.micro]))
+            progress("timing the data")
+            took = data_s(shapes, workload, [batch.micro])
+            found = tracer.estimate(gpu, [batch.micro]).with_data(took)
             items, kept, data = all_items(config, shapes, workload)
             prediction = _elsewhere(config, workload, memory, found, items, kept, gpu)
             limit = prediction.available_bytes

@@ -90,18 +90,23 @@ class ProbeProcess(ChildServer):
         super().__init__(pipe, folder)
         self._spec: Json = {}
         self._opened: Opened | None = None
-        # The latest workload that was prepared for its shapes, the configuration without its precision, and how long
-        # its batches take.
-        self._shaped: tuple[dict[str, Any], Any] | None = None
+        # The latest workload that was prepared for its shapes: the configuration without its precision, the workload,
+        # also with items that are read once, and how long its batches take.
+        self._shaped: tuple[dict[str, Any], Any, Any] | None = None
         self._data_s: list[tuple[int, float]] | None = None
         # What the steps of the latest model loop over.
         self._leaves: tuple[tuple[int, int], ...] = ()
+        # Whether a third micro-batch has confirmed the first two.
+        self._confirmed = False
         # Items in the data of the first probe.
         self._first_items: int | None = None
         self.commands = {"open": self.open, "probe": self.probe, "plan": self.plan}
 
     def open(self, command: Json) -> Json:
-        """Prepare the workload. Returns {"opened": …}, see Opened. gpu: of one that is not there, or None."""
+        """Prepare the workload. Returns {"opened": …}, see Opened.
+
+        gpu: of one that is not there, or None. tier: settings of the configured model alone, for its memory.
+        """
         self.pipe.tell("importing torch")
         if command.get("gpu") is not None:
             self._spec = command
@@ -222,9 +227,9 @@ class ProbeProcess(ChildServer):
 
         from .absent import all_items
 
-        draft = draft_of(self._spec)
+        draft = draft_of(self._spec, self._spec["tier"])
         config = draft.resolve()
-        workload = self._prepared(draft)
+        workload, read_once = self._prepared(draft)
         count, items, data = all_items(config, draft.resolve(shapes=True), workload)
         ranks = config.changed(parallel={"ranks": 2, "strategy": "ddp"})
         return Opened(
@@ -246,23 +251,27 @@ class ProbeProcess(ChildServer):
             free_bytes=None,
             items=items,
             setup_s=0.0,
-            lengths=lengths(workload),
+            lengths=lengths(read_once),
             normalises=_normalises(workload.model),
             not_shared=why_not(ranks, workload.training) or "",
         )
 
-    def _prepared(self, draft: Draft) -> Any:
-        """The workload with the least data; the latest one again, if only precision or memory budget differ."""
+    def _prepared(self, draft: Draft) -> tuple[Any, Any]:
+        """(the workload with the least data, the same with items that are read once); the latest one again, if only
+        precision or memory budget differ."""
         from ndd_engine.train.prepare import seed
         from ndd_engine.workloads.factory_data import prepare
+
+        from .absent import reading_once
 
         config = draft.resolve(shapes=True)
         key = config.model_dump(exclude={"precision": {"amp"}, "memory": True})
         if self._shaped is None or self._shaped[0] != key:
             self.pipe.tell("reading the data")
             seed(config.run.seed)
-            self._shaped, self._data_s = (key, prepare(config, self.pipe.tell)), None
-        return self._shaped[1]
+            workload = prepare(config, self.pipe.tell)
+            self._shaped, self._data_s = (key, workload, reading_once(workload)), None
+        return self._shaped[1:]
 
     def _absent(self, draft: Draft, command: Json) -> Probed:
         """A model on a GPU that is not in this machine, by the shapes of its steps."""
@@ -271,15 +280,20 @@ class ProbeProcess(ChildServer):
         from ndd_engine.hardware.named_gpus import gpu_named
         from ndd_engine.workloads.base import parameter_count
 
-        from .absent import ShapeTracer
+        from .absent import ShapeTracer, data_s
         from .rank_memory import pretended
+        from .step_probes import sizes
 
         gpu = gpu_named(command["gpu"])
-        workload, config = self._prepared(draft), draft.resolve(shapes=True)
+        workload, read_once = self._prepared(draft)
+        config = draft.resolve(shapes=True)
         with pretended(config.parallel.ranks, torch.device("cuda")):
-            tracer = ShapeTracer(config, workload, self.pipe.tell, self._leaves)
-            memory = tracer.memory(f"steps traced by their shapes for {gpu.name}", command["check"])
+            tracer = ShapeTracer(config, read_once, self.pipe.tell, self._leaves)
+            check = command["check"] or not self._confirmed
+            memory = tracer.memory(f"steps traced by their shapes for {gpu.name}", check)
             self._leaves = tracer.leaves
+            if check:
+                self._confirmed = memory.family.at == sizes(workload)[:2] and not memory.family.nonlinear
             recomputes = ""
             if (budget := config.memory.budget_bytes) is not None:
                 tracer.config = config.changed(batch=draft.resolve().batch.model_dump())
@@ -288,7 +302,9 @@ class ProbeProcess(ChildServer):
                     raise UsageError("it does not fit, even if all blocks compute again")
                 tracer, memory, count, blocks = plan
                 recomputes = _again(count, blocks)
-            self._data_s = self._data_s or tracer.data_s(command["micros"])
+            if self._data_s is None:
+                self.pipe.tell("timing the data")
+                self._data_s = data_s(config, workload, command["micros"])
             found = tracer.estimate(gpu, command["micros"]).with_data(self._data_s)
         known = parameter_count(workload.model), workload.tokens_per_item
         return Probed(*known, memory, found.middle, found, self._share_of(workload), recomputes)

@@ -160,8 +160,8 @@ class Planner:
         known = draft.sizes
         if gpu is not None and draft.size == "auto":
             tier = tier_of(draft, draft.auto["gpu_size"], gpu.memory_gb)
-        opening = {"do": "open", **self._spec, "sets": [*self._spec["sets"], *tier]}
-        opened = decoded(Opened, self._ask(opening)["opened"])
+        self._spec["tier"] = tier
+        opened = decoded(Opened, self._ask({"do": "open", **self._spec})["opened"])
         if draft.size == "auto":  # the batch depends on the GPU as well
             memory_gb = opened.memory_gb if gpu is None else gpu.memory_gb
             config, tier = draft.resolve(opened.size, memory_gb), tier_of(draft, opened.size, memory_gb)

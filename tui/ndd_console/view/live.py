@@ -162,13 +162,18 @@ def _first(lines: list[str], count: int, width: int) -> list[str]:
     return [*lines[: count - 1], shorten(lines[count - 1] + " …", width)]
 
 
-def figures_row(snapshot: Snapshot, width: int, with_trends: bool, with_work: bool = False) -> Row:
-    """Learning rate, gradient norm and loss scale; loss, rate and FLOP/s if no other row shows them."""
+def figures_row(snapshot: Snapshot, width: int, with_trends: bool, speed_rows: int = 2) -> Row:
+    """Learning rate, gradient norm and loss scale; loss, rate, its estimate and FLOP/s if no other row shows them.
+
+    speed_rows: rows that the screen has of `throughput_rows`.
+    """
     parts = [] if with_trends else [loss_text(snapshot), items_rate(snapshot)]
     parts += [f"lr {small(snapshot.lr)}", f"gradient norm {small(snapshot.grad_norm)}"]
     if snapshot.loss_scale is not None and snapshot.loss_scale != 1:
         parts.append(f"loss scale {number(snapshot.loss_scale)}")
-    if with_work and (work := work_short(snapshot)):
+    if speed_rows < 2 and (estimated := estimated_text(snapshot)):
+        parts.append(estimated)
+    if not speed_rows and (work := work_short(snapshot)):
         parts.append(work)
     while len(parts) > 1 and sum(map(cells, parts)) + 3 * (len(parts) - 1) > width:
         parts.pop()
@@ -295,6 +300,7 @@ def _speed(snapshot: Snapshot, room: int) -> str:
     full = [f"{texts[0]} ({micro})" if micro else texts[0], *texts[1:]]
     choices = [full, full[:-1], texts, texts[:-1]]
     if estimated := estimated_text(snapshot):
+        estimated = f"{estimated} for this GPU"
         beside = ([*each, estimated] for each in (full, full[:-1], texts[:-1], texts[:2], texts[1:2]))
         choices = [*beside, *choices]
     return _first_that_fits(choices, room)
@@ -408,7 +414,7 @@ def _body(snapshot: Snapshot, state: LiveState, width: int, height: int) -> list
         rows.append(rule("metrics", width))
         rows += [trend_row(snapshot, width)] if trends else []
     if learning:
-        rows += [figures_row(snapshot, width, bool(trends), not speed), evaluation_row(snapshot, width)]
+        rows += [figures_row(snapshot, width, bool(trends), len(speed)), evaluation_row(snapshot, width)]
     newest = newest_rows(snapshot, state.message, width, notes)
     if newest:
         rows += [BLANK] if gaps > 0 else []

@@ -60,11 +60,11 @@ def tokens_rate(snapshot: Snapshot) -> str:
 
 
 def estimated_text(snapshot: Snapshot) -> str:
-    """ "4,100 to 7,800 segments/s estimated for this GPU"; "" if nothing tells."""
+    """ "4,100 to 7,800 segments/s estimated"; "" if nothing tells."""
     found = estimated_rate(snapshot)
     if found is None or snapshot.status == PAUSED:
         return ""
-    return f"{number(found[0])} to {rate(found[1], item_name(snapshot))} estimated for this GPU"
+    return f"{number(found[0])} to {rate(found[1], item_name(snapshot))} estimated"
 
 
 def rates(snapshot: Snapshot) -> list[str]:
@@ -282,7 +282,7 @@ def _summary(
     if snapshot.step_ns is not None:
         yield f"{step_time(snapshot)}: {', '.join(rates(snapshot))}"
         if estimated := estimated_text(snapshot):
-            yield estimated
+            yield f"{estimated} for this GPU"
         if work := work_texts(snapshot):
             yield ", ".join(work)
     if snapshot.best is not None:
