@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from ndd_engine.config import read
 from ndd_engine.hardware.gpus import GpuProfile, load
 from ndd_engine.hardware.kernels import Card, Kernels, Op, Shape, fitted, kernels_of
 from ndd_engine.predict import absent
-from ndd_engine.predict.absent import ShapeTracer
+from ndd_engine.predict.absent import ShapeTracer, reading_once
 from ndd_engine.predict.estimate import MANY, ONE
 from ndd_engine.predict.launches import Issue, issues, spent, step_estimate
 from ndd_engine.predict.other_sizes import LENGTHS, OPS, repeated
@@ -174,3 +175,51 @@ def test_a_loop_that_cannot_be_shortened_is_traced_whole(
     tracer = ShapeTracer(config, prepare(config), lambda _: None)
     assert tracer._loop is None
     assert tracer.estimate(gpu("t4"), [4, 8]).middle.step_s(8) > 0
+
+
+ENTRIES = """
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+READ = []
+class Texts(Dataset):
+    def __len__(self): return 40
+    def __getitem__(self, place):
+        READ.append(place)
+        return {"x": torch.zeros(8 + place % 5)} if settings_kind == "dict" else Item(torch.zeros(8))
+class Item:
+    def __init__(self, x): self.x = x
+def collate(items):
+    found = [item.pop("x") if isinstance(item, dict) else item.x for item in items]  # items that are used up
+    return nn.utils.rnn.pad_sequence(found, batch_first=True)
+def make(settings):
+    global settings_kind
+    settings_kind = settings.option("kind", "dict")
+    return {
+        "model": nn.Linear(1, 4), "train_data": Texts(), "eval_data": Texts(), "collate": collate,
+        "loss": lambda output, batch: output.square().mean(),
+        "forward": lambda model, batch: model(batch[..., None]),
+    }
+"""
+
+
+@pytest.mark.parametrize(("kind", "once"), [("dict", True), ("object", False)])
+def test_an_item_is_read_once_for_all_traces_unless_a_batch_may_change_it(
+    kind: str, once: bool, tmp_path: Path
+) -> None:
+    (tmp_path / f"entries_{kind}.py").write_text(ENTRIES)
+    sets = [
+        f'workload.path=["{tmp_path}"]',
+        "batch.micro=4",
+        "run.max_steps=2",
+        f'workload.options.kind="{kind}"',
+    ]
+    config = read(None, sets, f"entries_{kind}:make").resolve()
+    workload = prepare(config)
+    read_items = sys.modules[f"entries_{kind}"].READ
+    read_items.clear()
+    shaped = reading_once(workload)
+    for amp in ("off", "bf16"):
+        ShapeTracer(config.changed(precision={"amp": amp}), shaped, lambda _: None).memory("test")
+    assert (max(Counter(read_items).values()) == 1) is once

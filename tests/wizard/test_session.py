@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from situations import OPENED
 
+from ndd_engine.child import draft_of
 from ndd_engine.errors import MachineError, NddError, UsageError
 from ndd_engine.wizard.planner import Planner, Situation, WizardStoppedError
 from ndd_engine.wizard.proposals import Answers
@@ -100,6 +101,25 @@ def test_a_size_whose_model_a_small_gpu_has_already_is_no_alternative(
     small = prepared(monkeypatch, answers, size="guide").known_sizes
     large = prepared(monkeypatch, replace(answers, gpu="A100 80GB SXM"), size="guide").known_sizes
     assert "middle" in large and set(large) - set(small) == {"middle"}
+
+
+def test_what_the_memory_of_a_gpu_sets_is_for_the_configured_size_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commands: list[dict[str, Any]] = []
+
+    def ask(_planner: Planner, command: dict[str, Any]) -> dict[str, Any]:
+        commands.append(command)
+        return {"opened": asdict(replace(OPENED, size="guide"))}
+
+    monkeypatch.setattr(Planner, "_start", lambda self: None)
+    monkeypatch.setattr(Planner, "_ask", ask)
+    answers = Answers(workload="summarise", sets=("run.max_steps=5",), gpu="RTX 4070 Laptop")
+    with Planner(answers, tell, threading.Event()) as planner:
+        planner.open()
+    (opened,) = commands
+    asked = draft_of(opened, opened["tier"]), draft_of(opened, ["workload.size=narrow"])
+    assert [draft.resolve().value("workload.hidden") for draft in asked] == [224, 192]
 
 
 def test_the_memory_is_that_of_the_configured_device(monkeypatch: pytest.MonkeyPatch) -> None:
