@@ -39,7 +39,7 @@ def test_only_commands_that_read_runs_have_the_option_for_their_folder(tmp_path:
     assert "--runs" not in call("scaffold", "--help", folder=tmp_path).stdout
 
 
-def test_no_text_of_help_is_cut_at_80_columns() -> None:
+def test_no_text_of_help_is_cut_or_broken_at_80_columns() -> None:
     commands: list[tuple[str, ...]] = [(), *((name,) for name in COMMANDS)]
     for words in commands:
         command: click.Command = cli
@@ -53,7 +53,8 @@ def test_no_text_of_help_is_cut_at_80_columns() -> None:
         shown = CliRunner().invoke(cli, [*words, "--help"], terminal_width=80).output
         usage, _, further = shown.partition("\n\n")
         assert usage.startswith("Usage: ") and further
-        assert not re.findall(r"[a-z]\.\.\.$", further, re.MULTILINE), words
+        # Nor are names of settings and options broken at their hyphens.
+        assert not re.findall(r"[a-z](?:\.\.\.|-)$", further, re.MULTILINE), words
 
 
 def test_an_empty_folder_is_named_with_its_path_and_the_option(tmp_path: Path) -> None:

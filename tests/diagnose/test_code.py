@@ -116,13 +116,13 @@ def test_time_outside_the_model_is_that_of_the_function_which_contains_most_of_i
         small = called("Tensor.tolist", "torch", 2.0, name, calls=6)
         return calling(8.0, small, functions=step).named("user-code")
 
-    assert found().title.endswith("most of it in train.py:9 in Watch.on_batch_end")
+    assert found().title.endswith(" train.py:9 in Watch.on_batch_end")
     # Smaller ones that call a phase, which is in their totals.
     others.append(["/me/train.py", 3, "backward", 1, 6 * MS, MS // 100, "", "other"])
     others.append(["/me/train.py", 4, "Net.training_step", 1, 5 * MS, 2 * MS, "", "other"])
-    assert found().title.endswith("most of it in train.py:9 in Watch.on_batch_end")
-    assert "every few steps" in found().changes[0].text
-    assert "several environments" in found("CartEnv.step").changes[0].text
+    assert found().title.endswith(" train.py:9 in Watch.on_batch_end")
+    assert "environments" in found("CartEnv.step").changes[0].text
+    assert "environments" not in found().changes[0].text
     assert "Tensor.tolist" in found("Source.__iter__").title and "Tensor.tolist" in found(ms=2.0).title
 
 
@@ -287,7 +287,7 @@ def test_advice_about_an_optimizer_is_one_that_it_can_take(name: str, advice: st
 
 def test_clipping_in_a_script_tells_the_norm_without_a_limit_that_is_unknown() -> None:
     found = script(phases=healthy(clip=8.0), window={"grad_norm": 3.5}).named("clip")
-    assert any(item.text == "the latest gradient norm is 3.50" for item in found.evidence)
+    assert next(item.text for item in found.evidence if "norm" in item.text).endswith(" 3.50")
 
 
 def test_time_that_comes_at_once_between_steps_is_not_that_of_a_call_in_a_usual_step() -> None:

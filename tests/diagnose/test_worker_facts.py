@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -149,15 +150,15 @@ RECEIVED = {"batches": 50, "behind_ns": round(50 * 6 * MS), "receive_ns": round(
 def test_waiting_behind_an_earlier_batch_is_told_with_what_another_order_would_bring() -> None:
     even = waits(told(), window={"received": RECEIVED})
     found = words(even.named("data-wait"))
-    assert "waits while a later batch is ready" in found and "predicted to bring" in found
+    assert "later batch" in found and "predicted" in found
     # Batches that take the same time gain nothing by another order: the change comes last, or not at all.
     assert not any(
         "in_order" in "".join(one.sets) and "little" not in one.text
         for one in even.named("data-wait").changes
     )
-    assert "receiving a batch" not in found
+    assert "receiving" not in found
     slow = waits(told(), window={"received": {**RECEIVED, "behind_ns": 0, "receive_ns": round(50 * 9 * MS)}})
-    assert "receiving a batch takes 9" in words(slow.named("data-wait"))
+    assert re.search(r"receiving\D+9", words(slow.named("data-wait")))
 
 
 def test_each_setting_that_can_be_played_is_predicted() -> None:

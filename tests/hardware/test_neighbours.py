@@ -190,7 +190,7 @@ def test_own_runs_are_called_by_their_names(tree: Callable[[dict[str, str]], Pat
         found = {item["pid"]: (item["name"], item["stoppable"]) for item in neighbours.read(2.0) or ()}
     finally:
         lock.release()
-    assert found[21] == ("your run mine-001", True) and found[22] == ("your run train-7", True)
+    assert found[21] == ('your run "mine-001"', True) and found[22] == ('your run "train-7"', True)
     assert found[23][0] == "make"
 
 

@@ -195,7 +195,7 @@ def test_where_parameters_are_the_limit_they_fit_in_bf16(
     limit = memory.outside_bytes + (peak - memory.outside_bytes) * 3 // 4
     found = ways_elsewhere(tracer, memory, gpu, limit, 0, None)
     assert [way.sets for way in found] == [("precision.amp=bf16", "precision.parameters=bf16")]
-    assert found[0].peak_bytes <= limit and "compare the losses" in found[0].note
+    assert found[0].peak_bytes <= limit and "losses" in found[0].note
     after = workload.model.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
     # Nothing fits into a tenth.

@@ -304,7 +304,7 @@ def test_figures_per_step_are_those_of_the_steps_of_the_trace(tmp_path: Path) ->
     made.kernel(179, 1)
     use = examine(made.write(tmp_path))
     assert len(use.steps) == 3
-    assert any(" 50 ms per step" in item.text for item in found_in(use)[0].evidence)
+    assert any(" 50 ms " in item.text for item in found_in(use)[0].evidence)
 
 
 def counters(made: Made) -> None:
@@ -418,7 +418,7 @@ def test_a_rank_whose_trace_is_missing_is_named(
         made.kernel(1, 5 + rank)
         if rank != missing:
             made.write(tmp_path, f"rank{rank}.json")
-    assert ("There is no trace of 1 rank of 3: 2." in said(tmp_path, capsys)) == (missing == 2)
+    assert (" 1 rank of 3: 2." in said(tmp_path, capsys)) == (missing == 2)
 
 
 def test_the_time_of_a_trace_without_a_base_is_unknown(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -314,8 +315,9 @@ for step in range(60):
     optimizer.step()
     time.sleep(0.11 if 20 <= step < 24 else 0.002)  # then each loss is looked at, and there are several windows
     observer = sys.modules["_ndd_watch.install"].observer
+    observer.steps.next_study = sys.maxsize  # a closer look would lose several figures in one step
     if step == 20: observer.BROKEN = None
-    if step == 21 and "first_tensor" in "BROKEN": del observer.BROKEN
+    if observer.steps._misses and vars(observer.looks).get("first_tensor", 0) is None: del observer.looks.first_tensor
 print("done", step + 1)
 """
 
@@ -339,7 +341,7 @@ def test_an_error_of_the_observer_costs_a_figure_or_the_observation_and_no_step(
     if not said:
         assert "60 optimizer steps" in done.stderr
         record = (tmp_path / "runs" / "base" / "events.jsonl").read_text()
-        assert " step 21 is lost: TypeError" in record
+        assert re.search(r" step \d+ is lost: TypeError", record)
 
 
 @pytest.mark.long

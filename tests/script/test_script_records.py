@@ -301,8 +301,7 @@ def test_what_was_not_seen_of_the_steps_is_said(told: Told, seen: bool) -> None:
     lacking = [line for line in told.not_shown if "not seen" in line or "not counted" in line]
     assert len(lacking) == (0 if seen else 2)
     if not seen:
-        assert lacking[0].startswith("not seen in the optimizer steps: backward (")
-        assert lacking[1].startswith("items/s: not counted")
+        assert "backward (" in lacking[0] and lacking[1].startswith("items/s: ")
 
 
 def test_texts_of_a_script_control_no_terminal_and_damaged_lines_cost_themselves(told: Told) -> None:

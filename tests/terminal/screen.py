@@ -23,7 +23,7 @@ from tests.waiting import LIMIT_S
 
 
 class Terminal:
-    """One program in one terminal. `text` is the visible screen."""
+    """One program in one terminal. `text` is the visible screen. rows, columns: 0 if the terminal does not know."""
 
     def __init__(
         self, *arguments: str, runs: Path, columns: int = 80, rows: int = 24, **environment: str
@@ -31,7 +31,7 @@ class Terminal:
         env = program.environment(TERM="xterm-256color", **environment)
         self.process = forked.in_terminal(["--runs", str(runs), *arguments], env, rows, columns)
         self._runs = runs
-        self.screen = pyte.Screen(columns, rows)
+        self.screen = pyte.Screen(columns or 80, rows or 24)
         self._stream = pyte.ByteStream(self.screen)
         self.raw = b""
         self.ended = False

@@ -16,7 +16,7 @@ import pytest
 
 from tests.tiers import few
 from tests.trial.written_runs import steady, windows, write_run
-from tests.waiting import LIMIT_S
+from tests.waiting import LIMIT_S, lives, until
 
 from .screen import Terminal
 
@@ -103,6 +103,18 @@ def test_a_killed_viewer_restores_the_terminal(tmp_path: Path) -> None:
         assert "SIGKILL" in terminal.text and "resume" not in terminal.text
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("rows", few([pytest.param(0, marks=pytest.mark.promise), 24], 1))
+def test_a_screen_ends_with_its_terminal(tmp_path: Path, rows: int) -> None:
+    """Also where the terminal knows no size, for which Textual and Rich assume different ones."""
+    write_run(tmp_path / "old", windows(steady(20, 0.1)))
+    with Terminal(runs=tmp_path, columns=rows and 80, rows=rows) as terminal:
+        terminal.until("done")
+        viewer = child_of(terminal.process.pid)
+        terminal.hang_up()
+        until(lambda: not lives(viewer) and not lives(terminal.process.pid))
+
+
 @pytest.mark.parametrize(
     "stop", few([pytest.param(signal.SIGTSTP, marks=pytest.mark.promise), signal.SIGSTOP], 1)
 )
@@ -133,7 +145,7 @@ def test_the_shell_shows_its_prompt_after_ctrl_z(tmp_path: Path) -> None:
     env = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", "PS1": "prompt> "}
     process = ptyprocess.PtyProcess.spawn(["bash", "--norc", "--noediting"], env=env)
 
-    def until(wanted: bytes) -> bytes:
+    def read_until(wanted: bytes) -> bytes:
         read, deadline = b"", time.monotonic() + LIMIT_S
         while wanted not in read and time.monotonic() < deadline:
             read += process.read(65536)
@@ -141,15 +153,15 @@ def test_the_shell_shows_its_prompt_after_ctrl_z(tmp_path: Path) -> None:
         return read
 
     try:
-        until(b"prompt> ")
+        read_until(b"prompt> ")
         process.write(f"{sys.executable} -m ndd_console --runs {tmp_path} attach old\n".encode())
-        until(b"help")  # in the footer
+        read_until(b"help")  # in the footer
         process.write(b"\x1a")
-        read = until(b"prompt> ")
+        read = read_until(b"prompt> ")
         assert b"Stopped" in read and read.rindex(b"Stopped") > read.rindex(b"\x1b[?1049l")
         process.write(b"fg\n")
-        until(b"help")
+        read_until(b"help")
         process.write(b"q")
-        until(b"prompt> ")
+        read_until(b"prompt> ")
     finally:
         process.close(force=True)

@@ -197,7 +197,7 @@ def empty_snapshot(**changes: Any) -> Snapshot:
     """Before anything is known."""
     value = Snapshot(
         run=None, status="preparing", stage="importing torch", reason="", end=None, started_t=None, t=None,
-        step=0, epoch=0, epoch_step=0, items=0, tokens=0, step_ns=None, steps_per_s=None, items_per_s=None,
+        step=0, epoch=0, items=0, tokens=0, step_ns=None, steps_per_s=None, items_per_s=None,
         tokens_per_s=None, left=TimeLeft(), elapsed_s=0.0, phases=(), idle=Idle(None, "host", (),
         "nothing measured yet"),
         headroom=Headroom(None, None, None, None, None, None, "gpu"), loss=None, lr=None, grad_norm=None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import pty
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,6 +13,8 @@ from typing import Any
 
 import pytest
 from textual import timer
+from textual.events import Resize
+from textual.geometry import Size
 from textual.pilot import Pilot
 
 from ndd_console.jobs.folder import StartRow
@@ -21,6 +25,7 @@ from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.wizard import WizardScreen
 from ndd_console.view.keys import NEEDS
 from ndd_console.view.style import Look
+from ndd_console.widgets.textual_private import BackgroundDriver
 from ndd_console.words.blocks import Block
 from ndd_engine.errors import UsageError
 from ndd_engine.record.events import EndEvent
@@ -282,6 +287,33 @@ async def test_hanging_up(painted: bool) -> None:
         await until(pilot, lambda: app.return_value is not None)
     assert app.return_value == "hangup"
     app.hang_up()  # too late, and harmless
+
+
+async def test_the_thread_that_reads_keys_ends_with_its_terminal() -> None:
+    """Also where no SIGHUP tells it. Reading a terminal that is gone returns at once, every time."""
+    app = make(FakeSource())
+    driver = BackgroundDriver(app)
+    ours, driver.fileno = pty.openpty()
+    try:
+        os.close(ours)
+        driver.run_input_thread()
+    finally:
+        os.close(driver.fileno)
+    await app.run_async(headless=True)
+    assert app.return_value == "hangup"
+
+
+@pytest.mark.parametrize("above", [(), ("?",), ("q",), ("ctrl+p",)])
+async def test_a_size_that_the_terminal_no_longer_has_is_not_drawn(above: tuple[str, ...]) -> None:
+    async with running(FakeSource()) as (app, pilot):
+        await press(pilot, *above)
+        screen, size = app.screen, app.size
+        for other in (Size(70, 20), size, Size(60, 20)):
+            screen.post_message(Resize(other, other))
+            await tick(pilot)
+            assert screen.outer_size == app.size == size
+        await pilot.resize_terminal(70, 20)
+        await until(pilot, lambda: screen.outer_size == Size(70, 20))
 
 
 async def test_leaving_when_somebody_else_stopped_the_run() -> None:

@@ -28,6 +28,7 @@ from ndd_console.words.trial import conditions, measurement, trial_blocks, trial
 from ndd_engine.diagnose import Change, Evidence, Finding
 from ndd_engine.record.event import MeasuredChange
 from ndd_engine.record.events import FindingEvent, FunctionsEvent, MarkEvent, StacksEvent, TrialEvent
+from ndd_engine.record.figures import others_text
 from ndd_engine.record.snapshot import CoreUse
 from ndd_engine.trial.outcome import Progress
 from tests.ui.fakes import MEASURED, snapshot
@@ -148,6 +149,11 @@ def test_an_old_record_shows_its_stack_samples() -> None:
 )
 def test_without_functions_the_reason_is_shown(parts: dict[str, Any], text: str) -> None:
     assert text in shown(**parts)
+
+
+@pytest.mark.parametrize(("status", "offered"), [("training", True), ("done", False)])
+def test_a_capture_is_only_offered_while_a_run_can_make_one(status: str, offered: bool) -> None:
+    assert ("press k" in shown(status=status, kernels=None)) == offered
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 120])
@@ -288,4 +294,9 @@ def test_a_step_time_measured_beside_other_processes_names_their_cores() -> None
     busy = busy_cores(CoreUse(4.0, 2.5, 1.5, 4.0, 9, ((812, "blender", 1.4),)))
     assert (busy["cores"], busy["used_by_steps"], busy["used_by_others"]) == (4.0, 2.5, 1.5)
     assert busy["processes"] == [{"pid": 812, "name": "blender", "cores": 1.4}]
-    assert "1.5 of 4 cores" in facts(busy=busy)
+    assert "1.5 of 4 cores, mainly blender" in facts(busy=busy)
+
+
+def test_a_process_that_uses_little_of_what_others_use_is_among_them() -> None:
+    text = others_text(CoreUse(2.0, 0.4, 1.6, 2.0, 9, ((812, 'your run "it"', 0.3),)))
+    assert text == 'other processes use 1.6 of 2 cores, your run "it" among them'

@@ -20,7 +20,7 @@ from ndd_console.jobs.folder import StartRow
 from ndd_console.jobs.run_sources import HomeFolder, RunRow, RunSource
 from ndd_console.jobs.trials import TuningJob
 from ndd_console.jobs.wizard import WizardJob
-from ndd_console.screens.base import KeyScreen, Result, WizardOpener
+from ndd_console.screens.base import CurrentScreen, KeyScreen, Result, WizardOpener
 from ndd_console.screens.home import HomeScreen
 from ndd_console.screens.live import LiveScreen
 from ndd_console.screens.tuning import TuningScreen
@@ -40,7 +40,7 @@ Opener = Callable[[str], RunSource]
 Starter = Callable[[StartRow], RunSource]
 
 
-class Palette(CommandPalette):
+class Palette(CommandPalette, CurrentScreen[None]):
     """The command palette. Ctrl-C closes it, and does what it does on the screen below."""
 
     BINDINGS = [Binding("ctrl+c", "interrupt", show=False, priority=True)]  # noqa: RUF012

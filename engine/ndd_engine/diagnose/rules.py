@@ -47,8 +47,11 @@ def too_short(view: View) -> Finding | None:
     if view.step_ns > 0 and (enough or (totals.steps >= FEW_STEPS and seconds >= LONG_S)):
         return None
     measured = f"{totals.steps:,} steps in {duration(seconds)} measured" if totals.steps else "no step yet"
-    needed = f"the analysis needs at least {LEAST_STEPS} steps and {LEAST_S:g} s"
-    return Finding("too-short", f"too short to judge: {measured}", (Evidence(needed, CLOCK),), "certain")
+    needed = f"needs {LEAST_STEPS} steps and {LEAST_S:g} s"
+    evidence = f"the analysis {needed}, or {FEW_STEPS} steps and {LONG_S:g} s"
+    return Finding(
+        "too-short", f"too short to judge: {measured}; {needed}", (Evidence(evidence, CLOCK),), "certain"
+    )
 
 
 def healthy(view: View) -> Finding:

@@ -109,7 +109,7 @@ class Neighbours:
             owners = [self._observed(pid), *map(runs.get, (pid, *ancestors(pid, parents)))]
             run = next(filter(None, owners), None)
             may = pid not in above and (run is not None or self._stoppable(item, here))
-            name = printable(item.name) if run is None else f"{YOUR_RUN}{printable(run)}"
+            name = printable(item.name) if run is None else f'{YOUR_RUN}"{printable(run)}"'
             self._found.append({"pid": pid, "name": name, "cores": round(cores, 2), "stoppable": may})
         self._spent += time.thread_time() - begin
         self._next = now + self._spent / SHARE

@@ -229,9 +229,16 @@ def core_use(usable: float | None, samples: Sequence[SampleEvent]) -> CoreUse | 
 
 
 def others_text(use: CoreUse, verb: str = "use") -> str:
-    """ "other processes use 1.2 of 2 cores, mainly python"."""
-    most = f", mainly {printable(use.neighbours[0][1])}" if use.neighbours else ""
-    return f"other processes {verb} {use.others:.1f} of {use.usable:g} cores{most}"
+    """ "other processes use 1.2 of 2 cores, mainly python"; with less than half of that: "…, python among them"."""
+    text = f"other processes {verb} {use.others:.1f} of {use.usable:g} cores"
+    if not use.neighbours:
+        return text
+    _, name, cores = use.neighbours[0]
+    return (
+        f"{text}, mainly {printable(name)}"
+        if cores >= use.others / 2
+        else f"{text}, {printable(name)} among them"
+    )
 
 
 def idle(

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click._textwrap import TextWrapper
 from click.shell_completion import CompletionItem
 
 from ndd_engine.errors import NddError, UsageError
 from ndd_engine.text import printable
 from ndd_engine.version import __version__
 
+# Help texts are not broken at hyphens: a name on two lines cannot be found or copied.
+TextWrapper.wordsep_re = TextWrapper.wordsep_simple_re
 # Name of a command -> its line in --help, with which its own help begins. The module has the same name, with a _
 # appended to a keyword.
 COMMANDS = {

@@ -15,7 +15,6 @@ import select
 import signal
 import sys
 import termios
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,7 +55,7 @@ def interactive() -> bool:
 class LostTerminal(io.TextIOBase):
     """A terminal that may disappear: after a failed write, later writes are discarded.
 
-    An exception would end the screen's writer thread while its queue is full. `HangupWatch` reports the loss.
+    An exception would end the screen's writer thread while its queue is full.
     """
 
     encoding = "utf-8"
@@ -121,28 +120,6 @@ def redirect(log: Path) -> None:
     os.dup2(handle, 1)
     os.dup2(handle, 2)
     os.close(handle)
-
-
-@contextmanager
-def hangup_watch(descriptor: int, lost: Callable[[], None]) -> Iterator[None]:
-    """Calls `lost` once when the terminal of a descriptor is lost, even if no SIGHUP arrives."""
-    stop = threading.Event()
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(descriptor, 0)  # hang-ups and errors are always reported
-        if any(events & select.POLLNVAL for _, events in poll.poll(0)):
-            return  # macOS cannot poll a terminal; there only SIGHUP reports the loss
-        gone = select.POLLHUP | select.POLLERR | select.POLLNVAL
-        while not stop.is_set():
-            if any(events & gone for _, events in poll.poll(500)):
-                if not stop.is_set():
-                    lost()
-                return
-
-    threading.Thread(target=watch, name="ndd-hangup", daemon=True).start()
-    yield
-    stop.set()
 
 
 def restart(root: Path, words: Sequence[str]) -> NoReturn:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, cast
 from textual import events
 from textual.app import ComposeResult
 from textual.containers import Vertical
-from textual.geometry import Size
 from textual.message import Message
 from textual.message_pump import MessagePump
 from textual.screen import ModalScreen, Screen
@@ -76,7 +75,19 @@ class ScreenHost(Protocol):
     def leave(self) -> None: ...
 
 
-class KeyScreen(Screen[None], inherit_bindings=False):
+class CurrentScreen(Screen[T]):
+    """A screen that is laid out for the newest size of the terminal only.
+
+    Textual's screen sends itself a resize for each size that it takes. With two sizes on their way it would draw both
+    in turn for ever.
+    """
+
+    def on_resize(self, event: events.Resize) -> None:
+        if event.size != self.app.size:
+            event.prevent_default()
+
+
+class KeyScreen(CurrentScreen[None], inherit_bindings=False):
     """A screen whose keys are a table. A key that cannot work is not in the footer, and says why when it is pressed."""
 
     keys: ClassVar[tuple[Key, ...]] = ()
@@ -260,7 +271,6 @@ class WidgetScreen(KeyScreen):
         self._instead = Lines(look, classes="instead")
         self._instead.display = False
         self.message = ("", "text")
-        self._sized: Size | None = None
 
     def compose(self) -> ComposeResult:
         yield from (self.top, *self._parts, self.below, self.bar, self._instead)
@@ -284,9 +294,8 @@ class WidgetScreen(KeyScreen):
         self.paint()
 
     def on_resize(self, event: events.Resize) -> None:
-        if event.size != self._sized:  # Textual repeats the event while a terminal contradicts itself
-            self._sized = event.size
-            self.call_after_refresh(self.paint)  # whether a text scrolls depends on its height
+        # Textual also calls the handler of the base class.
+        self.call_after_refresh(self.paint)  # whether a text scrolls depends on its height
 
     def on_option_list_option_highlighted(self) -> None:
         """Other keys may work now; why one did not is no longer of use."""
@@ -354,7 +363,7 @@ class WidgetScreen(KeyScreen):
         return self._shown if key in (*SCROLL_KEYS, SIDEWAYS_KEY) else self
 
 
-class Dialog(ModalScreen[str], inherit_bindings=False):
+class Dialog(ModalScreen[str], CurrentScreen[str], inherit_bindings=False):
     """A framed box over a screen."""
 
     BINDINGS = bindings(_SUSPEND, "app.{}")
@@ -368,7 +377,7 @@ class Dialog(ModalScreen[str], inherit_bindings=False):
     def on_mount(self) -> None:
         self.paint()
 
-    def on_resize(self) -> None:
+    def on_resize(self, event: events.Resize) -> None:
         self.paint()
 
     def paint(self) -> None:

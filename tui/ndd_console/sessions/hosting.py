@@ -12,7 +12,7 @@ from types import FrameType
 import click
 
 from ndd_console.app import ScreenApp
-from ndd_console.process.terminal import Leash, LostTerminal, captured, hangup_watch
+from ndd_console.process.terminal import Leash, LostTerminal, captured
 from ndd_console.process.thread import ThreadJob
 from ndd_engine.errors import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED, EXIT_TERMINATED
 from ndd_engine.text import printable
@@ -24,8 +24,7 @@ def captured_for(app: ScreenApp, log: Path, leash: Leash) -> Iterator[LostTermin
     with captured(log) as (terminal, stream):
         app.capture(stream)
         leash.screen(True)
-        with hangup_watch(0, app.hang_up):
-            yield terminal
+        yield terminal
         leash.screen(False)
         for text in app.failures:
             stream.write(text)

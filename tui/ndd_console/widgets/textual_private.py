@@ -12,7 +12,6 @@ import traceback
 from codecs import getincrementaldecoder
 from collections.abc import Iterable
 from contextlib import suppress
-from functools import partial
 from typing import Any, TextIO
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -28,11 +27,25 @@ from textual.widget import Widget
 from .foreground import allow_background, in_background, terminal_mode
 
 _WAIT_S = 0.2
-# A terminal may send bytes that are not UTF-8: those of another encoding, or a part of a character. Textual's driver
-# would end the app.
-vars(linux_driver)["getincrementaldecoder"] = lambda encoding: partial(
-    getincrementaldecoder(encoding), "replace"
-)
+
+
+class InputDecoder(getincrementaldecoder("utf-8")):  # type: ignore[misc]
+    """Decodes what a terminal sends.
+
+    These may be bytes that are not UTF-8: those of another encoding, or a part of a character. Textual's driver would
+    end the app. And a terminal that is gone sends nothing, which the driver would read again at once, for ever.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("replace")
+
+    def decode(self, data: bytes, final: bool = False) -> str:
+        if not data and not final:
+            raise EOFError
+        return str(super().decode(data, final))
+
+
+vars(linux_driver)["getincrementaldecoder"] = lambda _encoding: InputDecoder
 
 
 class Patched(Widget):
@@ -84,6 +97,10 @@ class PrivateApp(App[str], inherit_bindings=False):
     """The part of the app that uses private names of Textual. failures: tracebacks of errors of the screens."""
 
     failures: list[str]
+
+    def hang_up(self) -> None:
+        """The terminal is lost. Called in the thread that reads it."""
+        raise NotImplementedError
 
     def add_filter(self, line_filter: LineFilter) -> None:
         self._filters.append(line_filter)
@@ -192,8 +209,11 @@ class BackgroundDriver(LinuxDriver):
             try:
                 super().run_input_thread()
                 return
-            except OSError:
+            except (EOFError, OSError):
                 if not in_background(self.fileno):
-                    raise
+                    # Also where no SIGHUP tells it.
+                    if isinstance(self._app, PrivateApp):
+                        self._app.hang_up()
+                    return
             if self.exit_event.wait(_WAIT_S):
                 return

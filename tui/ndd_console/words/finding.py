@@ -188,7 +188,8 @@ def diagnosis_blocks(snapshot: Snapshot, result: DiagnosisResult, name: str, can
         blocks.append(Text("Press t to select one of the settings and measure it.", "note"))
     blocks.append(code(snapshot))
     captured = capture(snapshot.kernels) if snapshot.kernels is not None else []
-    blocks += captured or [absent("Profiler capture", "no capture yet; press k")]
+    none = "none in this run" if snapshot.final else "no capture yet; press k"
+    blocks += captured or [absent("Profiler capture", none)]
     baseline, loader = snapshot.baseline, snapshot.loader
     blocks.append(isolated(baseline) if baseline is not None else absent(ISOLATED, "not measured"))
     blocks.append(loader_facts(loader) if loader is not None else absent(LOADER, "not measured"))
