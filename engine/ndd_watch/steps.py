@@ -96,6 +96,12 @@ MOST_MISSES = 3
 _GOLDEN = 0x9E3779B9
 
 
+def timed_every(step_ns: int) -> int:
+    """Of how many steps of this length one is timed by phase, so that timing takes at most SHARE of them."""
+    cost_ns = COST_NS + min(step_ns >> 8, MOST_MORE_NS)
+    return min(int(cost_ns / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns else 1
+
+
 class Steps:
     """The steps of a process.
 
@@ -491,8 +497,7 @@ class Steps:
             if PROFILE_NS and self.gate is None and self.slowing.worth_a_look(step_ns):
                 self.next_study = min(self.next_study, self.earliest)
             self.usual_ns = step_ns
-            cost_ns = COST_NS + min(step_ns >> 8, MOST_MORE_NS)
-            self.every = min(int(cost_ns / (SHARE * step_ns)) + 1, MOST_SKIPPED) if step_ns and SHARE else 1
+            self.every = timed_every(step_ns) if SHARE else 1
             self.end_window()
         self.garbage.after_step(S[DONE])
         if self.gate is not None:

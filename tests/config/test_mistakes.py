@@ -102,7 +102,12 @@ def test_a_section_given_as_a_value(toml: Path, section: str) -> None:
         (("speed.cuda_graph=true", "speed.compile=reduce-overhead"), "cuda_graph"),
         (("workload.heads=5",), "heads 5"),
         (("workload.tie_weights=true", "workload.objective=diffusion"), "tie_weights"),
-        (("schedule.min_lr=0.9",), "schedule.min_lr 0.9"),
+        (("schedule.kind=cosine", "schedule.min_lr=0.9"), "schedule.min_lr 0.9"),
+        (("schedule.min_lr=0.1", "optimizer.lr=0.5"), 'min_lr is not used by kind "constant"'),
+        (("optimizer.momentum=0.9",), 'momentum is not used by "adamw"'),
+        (("optimizer.name=sgd", "optimizer.betas=[0.8, 0.9]"), 'betas is not used by "sgd"'),
+        (("optimizer.name=sgd", "optimizer.eps=1e-6"), 'eps is not used by "sgd"'),
+        (("evaluate.min_delta=0.1",), "min_delta is not used without patience"),
         (("workload.name=eeg", "workload.model=lstm", "workload.hidden=[3,4]"), "[3, 4]"),
         (("workload.name=antispoof", "workload.augment=true", "loader.cache=true"), "cache"),
         (("batch.micro=12", "batch.effective=32"), "12, but batch.effective is 32"),
@@ -117,7 +122,7 @@ def test_impossible_combinations_say_which(sets: tuple[str, ...], named: str) ->
 
 
 def test_a_mistake_of_the_whole_is_placed_in_the_file_not_on_the_command_line(toml: Path) -> None:
-    toml.write_text("[schedule]\nmin_lr = 0.9\n")
+    toml.write_text('[schedule]\nkind = "cosine"\nmin_lr = 0.9\n')
     assert only(toml).where == str(toml)
 
 

@@ -11,6 +11,7 @@ from qa.trials.nulls import UNDECIDED
 
 from ndd_engine.trial import estimates
 from ndd_engine.trial.outcome import Base, TrialRequest
+from ndd_watch.steps import timed_every
 
 TEXT = " ".join((Path(__file__).parents[2] / "docs" / "statistics.md").read_text().split())
 WORDS = {3: "three", 4: "four"}
@@ -44,6 +45,15 @@ def test_looks_of_a_trial_in_one_process_are_those_of_the_code() -> None:
     page = " ".join((Path(__file__).parents[2] / "docs" / "trials.md").read_text().split())
     first, growth = estimates.FIRST_LOOK, estimates.GROWTH
     assert f"after {first}, {first * growth:g}, {first * growth**2:g}, … blocks" in page
+
+
+def test_how_many_steps_are_timed_is_that_of_the_code() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scripts.md").read_text()
+    (sentence,) = (text for text in " ".join(page.split()).split(". ") if "at irregular distances" in text)
+    told = re.findall(r"of (?:steps of )?(\d+) ms one of (\d+)", sentence)
+    assert len(told) == 3
+    assert all(timed_every(int(length) * 1_000_000) == int(every) for length, every in told)
+    assert "about 0.4 s" in sentence and timed_every(300_000_000) > 1 == timed_every(400_000_000)
 
 
 def test_the_tables_are_those_of_the_last_measurement() -> None:

@@ -301,11 +301,26 @@ class OptimizerSection(Section):
         True, description="set gradients to None after a step instead of filling them with zeros"
     )
 
+    @model_validator(mode="after")
+    def _all_used(self) -> OptimizerSection:
+        for key in ("betas", "eps") if self.name == "sgd" else ("momentum",):
+            default = type(self).model_fields[key].default
+            if getattr(self, key) != default:
+                others = '"adam" or "adamw"' if self.name == "sgd" else '"sgd"'
+                raise ValueError(f'{key} is not used by "{self.name}": remove it, or set name to {others}')
+        return self
+
 
 class ScheduleSection(Section):
     kind: Literal["constant", "cosine"] = Field("constant", description="learning-rate schedule")
     warmup_steps: int = Field(0, ge=0, le=STEPS, description="number of optimizer steps of linear warm-up")
     min_lr: float = Field(0.0, ge=0, description="final learning rate of the cosine schedule")
+
+    @model_validator(mode="after")
+    def _all_used(self) -> ScheduleSection:
+        if self.min_lr and self.kind != "cosine":
+            raise ValueError(f'min_lr is not used by kind "{self.kind}": set it to 0, or kind to "cosine"')
+        return self
 
 
 class ClipSection(Section):
@@ -331,6 +346,14 @@ class EvaluateSection(Section):
     )
     min_delta: float = Field(0.0, ge=0, description="smallest change of the metric that is an improvement")
     inference_mode: bool = Field(True, description="use torch.inference_mode instead of torch.no_grad")
+
+    @model_validator(mode="after")
+    def _all_used(self) -> EvaluateSection:
+        if self.min_delta and not self.patience:
+            raise ValueError(
+                "min_delta is not used without patience: remove it, or set patience to 1 or more"
+            )
+        return self
 
 
 class CheckpointSection(Section):

@@ -43,7 +43,7 @@ def judged(ratio: float, low: float, high: float) -> Call:
         return "faster"
     if high < 1 and ratio < 1 / (1 + FLOOR):
         return "slower"
-    return "no difference" if high < 1 + FLOOR else "inconclusive"
+    return "no difference" if high < 1 + FLOOR and ratio >= 1 / (1 + FLOOR) else "inconclusive"
 
 
 @dataclass(frozen=True)
@@ -288,7 +288,7 @@ class Replicates:
         reach = math.log(found.high / found.ratio)
         floor, value = math.log(1 + FLOOR), math.log(found.ratio)
         # Either the interval has to leave 1, or it has to stay below the floor.
-        wanted = max(value if value > floor else floor - value, floor / 4)
+        wanted = max(abs(value) if abs(value) > floor else floor - value, floor / 4)
         return max((reach / wanted) ** 2, 2.0 if self.processes == 1 else 1.2)
 
 
