@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from random import Random
+
 import pytest
 
-from ndd_engine.measure.window import Window
+from ndd_engine.measure.window import StepKinds, Window
 
 NAMES = ["forward", "other"]
 US = 1_000
@@ -39,3 +42,21 @@ def test_long_steps_of_the_script_itself_keep_their_part() -> None:
     rows = [*[[900, 100]] * 7, [900, 15_100]]
     wholes = [*[1_000] * 700, *[16_000] * 100]
     assert shares(rows, wholes)["other"] == pytest.approx((70 + 1510) / 2300, rel=0.01)
+
+
+def test_what_happens_in_each_sixteenth_step_only_has_its_part() -> None:
+    """A rollout of 30 ms before 16 updates of 1 ms. Three of 199 steps of a window are timed, most of them short."""
+    random, kinds, told, true = Random(0), StepKinds(), Counter[str](), Counter[str]()
+    for number in range(60):
+        first = number * 199
+        steps = [[900, 30_100 if (first + step) % 16 == 0 else 100] for step in range(199)]
+        timed = set(random.sample(range(199), 3))
+        rows = [[ns * US for ns in step] for place, step in enumerate(steps) if place in timed]
+        wholes = [sum(step) * US for place, step in enumerate(steps) if place not in timed]
+        phases = Window(NAMES, 0, rows, [0, 0], wholes=wholes, kinds=kinds).phases()
+        if number >= 10:  # until then, one of the long ones was timed
+            told.update({name: phase["host_ns"] for name, phase in phases.items()})
+            true.update(
+                forward=sum(step[0] for step in steps) * US, other=sum(step[1] for step in steps) * US
+            )
+    assert told["other"] / told.total() == pytest.approx(true["other"] / true.total(), abs=0.01)

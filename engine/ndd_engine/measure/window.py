@@ -2,14 +2,37 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from operator import mul
 
 from ndd_engine.record.events import Json
 from ndd_watch.clock import OTHER, PhaseClock
 from ndd_watch.mapped import PHASES
+
+# Timed steps of a kind that are remembered.
+KEPT = 8
+
+
+class StepKinds:
+    """The newest timed steps of each kind, for the windows in which none of that kind was timed.
+
+    Steps are of a kind if they are about as long, up to a factor of two. Few steps are timed: what happens in each
+    sixteenth only, such as a rollout, would else be divided like the others in most windows.
+    """
+
+    def __init__(self) -> None:
+        self._rows: defaultdict[int, deque[list[int]]] = defaultdict(lambda: deque(maxlen=KEPT))
+
+    def add(self, rows: Iterable[list[int]]) -> None:
+        """Timed steps of a window."""
+        for row in rows:
+            self._rows[sum(row).bit_length()].append(row)
+
+    def nearest(self, kind: int) -> list[list[int]]:
+        """Those of a kind, or else of the nearest one; none if no step was timed yet."""
+        known = [one for one in self._rows if one]
+        return list(self._rows[min(known, key=lambda one: (abs(one - kind), one))]) if known else []
 
 
 @dataclass
@@ -18,8 +41,8 @@ class Window:
 
     rows: one list per finished step, indexed like `names`. rest: time outside finished steps. device: key and
     nanoseconds of each step that carried device events, by the index of the phases that it entered. outside: those of
-    the device in evaluations. wholes: steps that were timed as a whole. Their time is shared out like that of the
-    others that are about as long; `other` takes the rounding.
+    the device in evaluations. wholes: steps that were timed as a whole. Their time is shared out like that of timed
+    ones that are about as long, of this window or of those before, which kinds knows; `other` takes the rounding.
     """
 
     names: list[str]
@@ -29,6 +52,7 @@ class Window:
     device: list[tuple[int, dict[int, float]]] = field(default_factory=list)
     outside: dict[int, float] = field(default_factory=dict)
     wholes: list[int] = field(default_factory=list)
+    kinds: StepKinds = field(default_factory=StepKinds)
 
     @classmethod
     def of(cls, clock: PhaseClock) -> Window:
@@ -55,12 +79,12 @@ class Window:
         for index, name in enumerate(self.names):
             for key in {name, name.partition("/")[0]}:
                 places.setdefault(key, []).append(index)
-        left, factors = sum(self.wholes), self._factors(rows)
+        left, shares = sum(self.wholes), self._shares(rows)
         for name, own in places.items():
             several = len(own) > 1
             values = [*map(sum, zip(*(columns[i] for i in own), strict=True))] if several else columns[own[0]]
             total = sum(values)
-            share = left if name == PHASES[OTHER] else round(sum(map(mul, values, factors)))
+            share = left if name == PHASES[OTHER] else round(sum(shares[i] for i in own))
             if "/" not in name:
                 left -= share
             total += share + sum(rest[i] for i in own)
@@ -79,24 +103,25 @@ class Window:
             }
         return out
 
-    def _factors(self, rows: list[list[int]]) -> list[float]:
-        """For each timed step, how many times its length the whole steps took for which it stands.
+    def _shares(self, rows: list[list[int]]) -> list[float]:
+        """What each phase has of the steps that were timed as a whole: as of those of their kind.
 
-        These are about as long, up to a factor of two, or else the nearest. Few steps are timed, so that one that was
-        interrupted would otherwise decide about all.
+        So one step that was interrupted does not decide about all.
         """
-        lengths = [sum(row) for row in rows]
-        timed: Counter[int] = Counter()
-        for ns in lengths:
-            timed[ns.bit_length()] += ns
-        kinds: Counter[int] = Counter()
-        for ns in self.wholes:
-            kinds[ns.bit_length()] += ns
+        timed, shares = defaultdict[int, list[list[int]]](list), [0.0] * len(self.names)
+        for row in rows:
+            timed[sum(row).bit_length()].append(row)
+        self.kinds.add(rows)
         whole: Counter[int] = Counter()
-        for kind, ns in kinds.items():
-            if timed:
-                whole[min(timed, key=lambda one: (abs(one - kind), one))] += ns
-        return [whole[ns.bit_length()] / max(timed[ns.bit_length()], 1) for ns in lengths]
+        for ns in self.wholes:
+            whole[ns.bit_length()] += ns
+        for kind, ns in whole.items():
+            like = timed.get(kind) or self.kinds.nearest(kind)
+            all_ns = sum(map(sum, like))
+            for row in like if all_ns else ():
+                for index, part in enumerate(row):
+                    shares[index] += ns * part / all_ns
+        return shares
 
 
 def _quantiles(values: Iterable[int]) -> tuple[int | None, int | None, int | None]:

@@ -19,7 +19,7 @@ import psutil
 
 from ndd_engine.files import open_regular
 from ndd_engine.measure.stragglers import compared_steps
-from ndd_engine.measure.window import Window
+from ndd_engine.measure.window import StepKinds, Window
 from ndd_engine.shared_folder import shared_folder
 from ndd_watch import mapped, sheet
 from ndd_watch.mapped import DATA_WAIT, FIRST_BATCH, NAMES, OTHER
@@ -85,6 +85,7 @@ class Process:
         self.pid = reader.value(mapped.PID)
         # At the end of the last window: steps in the memory, steps that were shown, and micro-steps; and the window.
         self._end = self._shown = self._micro = self._first_ns = self._starts = self._skipped = 0
+        self._kinds = StepKinds()
         self._last: Line = {
             "step": 0, "epoch": 0, "epoch_step": 0, "micro_steps": 0, "items": 0, "tokens": 0,
         }  # fmt: skip
@@ -248,7 +249,7 @@ class Process:
         rest[DATA_WAIT] -= first_ns
         outside = {NAMES.index(name): float(spent) for name, spent in timed["outside"].items()}
         names = [*NAMES, FIRST_BATCH]
-        window = Window(names, wall_ns, steps, [*rest, first_ns], device, outside, wholes)
+        window = Window(names, wall_ns, steps, [*rest, first_ns], device, outside, wholes, self._kinds)
         if "cpu_ns" in timed:
             told = compared_steps(int(timed["shown"]), begin, NAMES, {row[0]: row[1:] for row in rows})
             cpu_ns = round(int(timed["cpu_ns"]) * told.wall_ns / max(wall_ns, 1))
