@@ -309,9 +309,9 @@ def test_time_that_comes_at_once_between_steps_is_not_that_of_a_call_in_a_usual_
     assert "log_prob" not in rare.title and "groups" in rare.changes[0].text
     # A rollout needs the newest weights.
     assert "while" not in rare.changes[0].text
-    assert "log_prob" in usual.title and "not need" in usual.changes[0].text
+    assert "log_prob" in usual.title and not usual.changes  # the loss needs it
     # On a busy machine, all phases take long now and then.
-    assert "groups" not in busy.changes[0].text
+    assert not any("groups" in change.text for change in busy.changes)
     # What compiling a function again takes has a finding of its own.
     assert told(1.0, compiling=0.25) is None and told(7.0, compiling=0.25) is not None
 

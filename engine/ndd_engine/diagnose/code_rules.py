@@ -151,6 +151,8 @@ UNNAMED = 0.2
 LEAST_SEEN = 0.5
 # Of a generator of the user: they take what it reads, which is waiting for data, and what its function does.
 _READS = frozenset({"next", "__next__"})
+# What a loss is made of: each step needs it.
+_OF_LOSS = frozenset({"log_prob", "entropy", "kl_divergence", "rsample"})
 # Of an evaluation: they may take what a generator of the user does, as in sum(loss(batch) for batch in loader).
 _DRIVES = _READS | {"sum", "min", "max", "list", "tuple", "set", "all", "any"}
 # What else a Trainer of transformers does with the outputs of all batches of an evaluation.
@@ -499,8 +501,8 @@ def outside(view: View) -> Finding | None:
         draft.change(known, where=called[0].where)
     elif rare and not named:
         draft.change(RARE, where=line)
-    elif named and not _of_step(view, called[0]):
-        pass  # nothing of it is the user's
+    elif named and (not _of_step(view, called[0]) or (called[0].calls == 1 and _last(called[0]) in _OF_LOSS)):
+        pass  # nothing of it is the user's, or can be left out
     elif line is not None or (named and (called[0].library in ("", "torch") or environment)):
         if environment:
             text = ENVIRONMENT
