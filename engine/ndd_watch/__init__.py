@@ -34,7 +34,7 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     changes     the table of changes: every setting that can be tried
     switches    how they are made without an edit; a cache of items is one of them
     recompute   blocks of a model that compute again in backward, for a memory budget; own training uses it
-    windows     what each block of a model holds in a step, and the cheapest to compute again; also for own training
+    turns       what each block of a model holds in a step, and the cheapest to compute again; also for own training
     fitting     the changes that need both: blocks that are given, or chosen in steps of the script
     trying      a process of a trial: its gate, its changes, and what it does outside its working directory
     window_facts  what a window tells beside the times of its phases; own training tells it by the same code

@@ -134,15 +134,15 @@ class MemoryBudget(Recompute):
 
     def probes(self) -> Iterator[None]:
         yield from self._find_models()
-        recompute, windows, model = _blocks(), _windows(), self._model()
+        recompute, turns, model = _blocks(), _turns(), self._model()
         self._limit = budget_bytes(self.value) or self._free()
-        tree_account = windows.Account()
-        tree = windows.CallTree(model, tree_account)
+        tree_account = turns.Account()
+        tree = turns.CallTree(model, tree_account)
         modules = {name: module for name, module in model.named_modules() if name}
         with recompute.watched_effects(model, modules) as effects, tree_account:
             yield
         tree.detach()
-        blocks = windows.blocks_of(tree.root, effects)
+        blocks = turns.blocks_of(tree.root, effects)
         account, self._plain = yield from self._measured({}, blocks.names)
         self._peak = self._plain
         if self._plain <= self._limit:
@@ -152,7 +152,7 @@ class MemoryBudget(Recompute):
             raise RefusedError(
                 f"memory.budget: no block can compute again{_reasons(blocks.refused) or f': {why}'}"
             )
-        table = windows.WindowTable(windows.windows_of(account))
+        table = turns.TurnTable(turns.turns_of(account))
         around = self._plain - table.plain.peak
         least = self._plain
         # What fits of these: seconds that it costs, levels, peak.
@@ -166,7 +166,7 @@ class MemoryBudget(Recompute):
                 seconds = {name: sum(each) for name, each in recompute.spent.items()}
             finally:
                 recompute.spent = None
-            table.add(level, windows.windows_of(account), names, seconds)
+            table.add(level, turns.turns_of(account), names, seconds)
             least = min(least, peak)
             if peak <= self._limit:
                 fitting.append((sum(seconds.values()), dict.fromkeys(names, level), peak))
@@ -191,7 +191,7 @@ class MemoryBudget(Recompute):
 
     def _measured(self, levels: dict[str, str], names: Any) -> Any:
         """A step with these levels. A generator that returns (its account, the measured peak of the process)."""
-        model, account = self._model(), _windows().Account()
+        model, account = self._model(), _turns().Account()
         _blocks().set_levels(model, levels)
         modules = dict(model.named_modules())
         handles = [
@@ -263,8 +263,8 @@ def _blocks() -> Any:
         raise RefusedError(f"torch {version} is too old: this needs torch 2.4") from None
 
 
-def _windows() -> Any:
-    return importlib.import_module(f"{__package__}.windows")
+def _turns() -> Any:
+    return importlib.import_module(f"{__package__}.turns")
 
 
 def _status(name: str) -> int:

@@ -27,7 +27,7 @@ from ndd_engine.train.rehearsal import rehearse
 from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.factory_data import prepare
 from ndd_watch import recompute
-from ndd_watch.windows import Option, Windows, WindowTable
+from ndd_watch.turns import Option, Turns, TurnTable
 
 CPU = torch.device("cpu")
 FACTORY = '''
@@ -260,14 +260,14 @@ def test_a_budget_is_read_in_its_unit() -> None:
         assert read(None, [f'memory.budget="{text}"'], "chartext").resolve().memory.budget_bytes == bytes_
 
 
-def exhaustive(table: WindowTable, limit: int) -> float | None:
+def exhaustive(table: TurnTable, limit: int) -> float | None:
     """The least seconds of all combinations of levels that stay within a limit."""
-    by_window = [
+    by_turn = [
         [option for option in table.options if option.begin == place]
         for place in range(len(table.plain.names))
     ]
     best = None
-    for chosen in itertools.product(*by_window):
+    for chosen in itertools.product(*by_turn):
         saved, ok = 0, table.plain.outside <= limit
         for option in chosen:
             forward = table.plain.start[option.begin] - saved + option.forward
@@ -288,11 +288,11 @@ def test_the_search_finds_the_cheapest_levels_of_all() -> None:
         start = tuple(sum(grown[:place]) for place in range(5))
         after = (*start, sum(grown))
         rise = [draw.randint(0, 9) for _ in range(5)]
-        plain = Windows(
+        plain = Turns(
             tuple("abcde"), start, tuple(one + other for one, other in zip(after[1:], rise, strict=True)), after,
             tuple(one + draw.randint(0, 3) for one in after[1:]), 0,
         )  # fmt: skip
-        table = WindowTable(plain)
+        table = TurnTable(plain)
         for place, name in enumerate("abcde"):
             saves = draw.randint(0, grown[place])
             table.options.append(

@@ -29,7 +29,7 @@ from ndd_engine.train.data.item_sources import gathers
 from ndd_engine.workloads.base import Stream, Workload, item_count, items_at
 from ndd_engine.workloads.interface import facts
 from ndd_watch import recompute
-from ndd_watch.windows import Account, Blocks, CallTree, blocks_of
+from ndd_watch.turns import Account, Blocks, CallTree, blocks_of
 
 from .budget import IN_BF16, ROUNDED_AWAY, ROUNDS, Way, kept_in_bf16
 from .estimate import Family, ItemCounts, Memory, at, fit

@@ -1,6 +1,6 @@
 """The levels of a model's blocks with which its training stays within a memory budget, and what they cost.
 
-Steps at two small micro-batches give the bytes of each block and level by window; a search over them proposes levels.
+Steps at two small micro-batches give the bytes of each block and level by turn; a search over them proposes levels.
 Each proposal is recorded like any other configuration, and counts only if that recording, replayed in the simulated
 allocator, stays within the budget. Those that do are timed in turns, and the fastest is chosen.
 """
@@ -26,16 +26,16 @@ from ndd_engine.train.step.stepper import Stepper
 from ndd_engine.workloads.base import keep_in_bf16
 from ndd_watch import recompute
 from ndd_watch.clock import no_phase
-from ndd_watch.windows import (
+from ndd_watch.turns import (
     Account,
     Blocks,
     CallTree,
     LevelChoice,
     Option,
-    WindowTable,
+    TurnTable,
     at_size,
     blocks_of,
-    windows_of,
+    turns_of,
 )
 
 from .estimate import Memory, StepTime
@@ -119,8 +119,8 @@ class BudgetPlanner:
         # Their traces match allocation by allocation.
         self._at = plain.family.at if plain.family.aligned else tuple(sizes(prober.workload)[:2])
         self._recorded: dict[tuple[tuple[str, str], ...], Memory] = {(): plain}
-        # The blocks of the model, and their windows or why there are none; None before a budget needs them.
-        self.measured: tuple[Blocks, WindowTable | str] | None = None
+        # The blocks of the model, and their turns or why there are none; None before a budget needs them.
+        self.measured: tuple[Blocks, TurnTable | str] | None = None
 
     def plan(self, budget_bytes: int) -> Plan:
         """The fastest levels that stay within a budget. Raises what a step raises."""
@@ -143,8 +143,8 @@ class BudgetPlanner:
         levels, micro_s, plain_s = self._fastest(fitting)
         return made(levels, self._memory(levels), self._peak(levels), micro_s, plain_s)
 
-    def _measure(self) -> tuple[Blocks, WindowTable | str]:
-        """The blocks of the model and their windows, or why there are none."""
+    def _measure(self) -> tuple[Blocks, TurnTable | str]:
+        """The blocks of the model and their turns, or why there are none."""
         nothing = Blocks((), (), {})
         if len(self._at) < 2:
             return nothing, "the data has too few items for two micro-batches of different sizes"
@@ -172,22 +172,22 @@ class BudgetPlanner:
                 tree.detach()
         return blocks_of(tree.root, effects)
 
-    def _table(self, blocks: Blocks) -> WindowTable:
-        """The windows at the micro-batch of the configuration. Raises ValueError if they depend on it."""
+    def _table(self, blocks: Blocks) -> TurnTable:
+        """The turns at the micro-batch of the configuration. Raises ValueError if they depend on it."""
         self._prober.tell(f"measuring the memory of {counted(len(blocks.names), 'block')}")
         names = blocks.names
-        table = WindowTable(self._windows({}, names))
+        table = TurnTable(self._turns({}, names))
         for level in (recompute.ALL, recompute.CHEAP, *((recompute.OFFLOAD,) if self._on_gpu else ())):
             self._add(table, level, names, names)
         for group in blocks.containers:
             self._add(table, recompute.ALL, group, names)
         return table
 
-    def _add(self, table: WindowTable, level: str, group: Sequence[str], names: Sequence[str]) -> None:
+    def _add(self, table: TurnTable, level: str, group: Sequence[str], names: Sequence[str]) -> None:
         """Measure a level of all blocks of a group, or of each by itself where torch refuses some of them."""
         levels = dict.fromkeys(group, level)
         try:
-            table.add(level, self._windows(levels, names), group, self._seconds(levels))
+            table.add(level, self._turns(levels, names), group, self._seconds(levels))
         except (RuntimeError, ValueError) as error:
             if is_out_of_memory(error):
                 raise
@@ -195,8 +195,8 @@ class BudgetPlanner:
                 for name in group:
                     self._add(table, level, (name,), names)
 
-    def _windows(self, levels: Levels, names: Sequence[str]) -> Any:
-        small, large = (windows_of(self._account(micro, levels, names)) for micro in self._at)
+    def _turns(self, levels: Levels, names: Sequence[str]) -> Any:
+        small, large = (turns_of(self._account(micro, levels, names)) for micro in self._at)
         return at_size(small, large, (self._at[0], self._at[1]), self._micro)
 
     def _account(self, micro: int, levels: Levels, names: Sequence[str]) -> Account:
@@ -261,7 +261,7 @@ class BudgetPlanner:
 
     # Which plans stay within the budget.
 
-    def _fitting(self, table: WindowTable) -> list[Levels]:
+    def _fitting(self, table: TurnTable) -> list[Levels]:
         """Levels that stay within the budget: of every block, and the cheapest of each kind."""
         known = frozenset(option.level for option in table.options if option.level)
         found = [levels for levels in table.everything(recompute.ALL) if self._peak(levels) <= self._budget]
@@ -271,7 +271,7 @@ class BudgetPlanner:
                 found.append(levels)
         return found
 
-    def _confirmed(self, table: WindowTable, allowed: Callable[[Option], bool]) -> Levels | None:
+    def _confirmed(self, table: TurnTable, allowed: Callable[[Option], bool]) -> Levels | None:
         """The cheapest levels whose recording stays within the budget, as far as the search finds them."""
         # The table counts bytes in use of one pass; what is around it is the difference for the plain model.
         around = self._peak({}) - table.plain.peak

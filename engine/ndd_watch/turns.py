@@ -1,6 +1,6 @@
 """Bytes in use of one forward and backward pass by block, and the cheapest levels of the blocks under a limit.
 
-A window begins where a block is called, and backward goes through the windows in reverse. What a block saves is gone
+A turn begins where a block is called, and backward goes through the turns in reverse. What a block saves is gone
 from the end of its call to its own backward pass, so each limit depends only on the savings of the blocks before it.
 """
 
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_iter
 _OF_FORWARD = 1 << 60
 # Sorts after every name of a block.
 _LAST_NAME = "\U0010ffff"
-# States of the search that are kept for each window.
+# States of the search that are kept for each turn.
 MOST_STATES = 400
 FORWARD, BACKWARD, OUTSIDE = "forward", "backward", "outside"
 
@@ -30,8 +30,8 @@ FORWARD, BACKWARD, OUTSIDE = "forward", "backward", "outside"
 class Account(TorchDispatchMode):
     """Counts storages while it is active. `call` is told of each call of a block.
 
-    now, peak: bytes in use, and the most so far. starts: (sequence number of autograd, name) of each window. level,
-    most: bytes in use where a place begins, and the most within it. A place is (FORWARD or BACKWARD, window), -1 before
+    now, peak: bytes in use, and the most so far. starts: (sequence number of autograd, name) of each turn. level,
+    most: bytes in use where a place begins, and the most within it. A place is (FORWARD or BACKWARD, turn), -1 before
     the first block, or (OUTSIDE, 0).
     """
 
@@ -49,9 +49,9 @@ class Account(TorchDispatchMode):
             node = torch._C._current_autograd_node()
             number = -1 if node is None else node._sequence_nr()
             if 0 <= number < _OF_FORWARD:
-                window = bisect_right(self.starts, (number, _LAST_NAME)) - 1
-                if self._place[0] != BACKWARD or window < self._place[1]:
-                    self._enter(BACKWARD, window)
+                turn = bisect_right(self.starts, (number, _LAST_NAME)) - 1
+                if self._place[0] != BACKWARD or turn < self._place[1]:
+                    self._enter(BACKWARD, turn)
         elif self._place[0] == BACKWARD:
             self._enter(OUTSIDE, 0)
         result = func(*args, **(kwargs or {}))
@@ -61,7 +61,7 @@ class Account(TorchDispatchMode):
         return result
 
     def call(self, name: str) -> None:
-        """A block is called. A second forward pass in a step, as of a GAN, starts the windows anew."""
+        """A block is called. A second forward pass in a step, as of a GAN, starts the turns anew."""
         if torch._C._current_graph_task_id() >= 0:
             return
         if self._place[0] != FORWARD:
@@ -70,8 +70,8 @@ class Account(TorchDispatchMode):
         self.starts.append((torch._C._autograd._get_sequence_nr(), name))
         self._enter(FORWARD, len(self.starts) - 1)
 
-    def _enter(self, phase: str, window: int) -> None:
-        self._place = phase, window
+    def _enter(self, phase: str, turn: int) -> None:
+        self._place = phase, turn
         self.level[self._place] = self.most[self._place] = self.now
 
     def count(self, tensor: Tensor) -> None:
@@ -96,11 +96,11 @@ class Account(TorchDispatchMode):
 
 
 @dataclass(frozen=True)
-class Windows:
-    """Bytes by window, relative to the bytes in use before the step.
+class Turns:
+    """Bytes by turn, relative to the bytes in use before the step.
 
-    start, forward: where forward of a window begins, and the most within. after: left by the backward passes of a
-    window and all later ones; one more than there are windows. backward: the most within the backward pass.
+    start, forward: where forward of a turn begins, and the most within. after: left by the backward passes of a
+    turn and all later ones; one more than there are turns. backward: the most within the backward pass.
     outside: the most anywhere else.
     """
 
@@ -117,31 +117,31 @@ class Windows:
         return max(*self.forward, *self.backward, self.outside)
 
 
-def windows_of(account: Account) -> Windows:
-    """The windows of the last forward and backward pass. Raises ValueError if no block was called in one."""
+def turns_of(account: Account) -> Turns:
+    """The turns of the last forward and backward pass. Raises ValueError if no block was called in one."""
     count, level, most = len(account.starts), account.level, account.most
-    in_backward = [level[BACKWARD, window] for window in range(count) if (BACKWARD, window) in level]
+    in_backward = [level[BACKWARD, turn] for turn in range(count) if (BACKWARD, turn) in level]
     if not count or not in_backward:
         raise ValueError("no block has a backward pass")
     after, backward = [0] * (count + 1), [0] * count
     after[count] = level.get((BACKWARD, count - 1), max(in_backward))
-    for window in range(count - 1, -1, -1):
-        later = (level[BACKWARD, other] for other in range(window - 1, -2, -1) if (BACKWARD, other) in level)
+    for turn in range(count - 1, -1, -1):
+        later = (level[BACKWARD, other] for other in range(turn - 1, -2, -1) if (BACKWARD, other) in level)
         following = next(later, level.get((OUTSIDE, 0), account.now))
-        after[window] = following if (BACKWARD, window) in level else after[window + 1]
-        backward[window] = most.get((BACKWARD, window), after[window + 1])
-    return Windows(
+        after[turn] = following if (BACKWARD, turn) in level else after[turn + 1]
+        backward[turn] = most.get((BACKWARD, turn), after[turn + 1])
+    return Turns(
         tuple(name for _, name in account.starts),
-        tuple(level[FORWARD, window] for window in range(count)),
-        tuple(most[FORWARD, window] for window in range(count)),
+        tuple(level[FORWARD, turn] for turn in range(count)),
+        tuple(most[FORWARD, turn] for turn in range(count)),
         tuple(after),
         tuple(backward),
         max(most.get(place, 0) for place in ((FORWARD, -1), (BACKWARD, -1), (OUTSIDE, 0))),
     )
 
 
-def at_size(small: Windows, large: Windows, at: tuple[int, int], size: int) -> Windows:
-    """The windows at another micro-batch, on the lines through two. Raises ValueError if their blocks differ."""
+def at_size(small: Turns, large: Turns, at: tuple[int, int], size: int) -> Turns:
+    """The turns at another micro-batch, on the lines through two. Raises ValueError if their blocks differ."""
     if small.names != large.names:
         raise ValueError("the blocks that are called depend on the micro-batch")
 
@@ -151,7 +151,7 @@ def at_size(small: Windows, large: Windows, at: tuple[int, int], size: int) -> W
     def lines(name: str) -> tuple[int, ...]:
         return tuple(map(line, getattr(small, name), getattr(large, name)))
 
-    return Windows(
+    return Turns(
         large.names, lines("start"), lines("forward"), lines("after"), lines("backward"),
         line(small.outside, large.outside),
     )  # fmt: skip
@@ -159,7 +159,7 @@ def at_size(small: Windows, large: Windows, at: tuple[int, int], size: int) -> W
 
 @dataclass(frozen=True)
 class Option:
-    """A level of a block, or of a container of blocks, for the windows begin..end (exclusive).
+    """A level of a block, or of a container of blocks, for the turns begin..end (exclusive).
 
     saves: bytes less from its call to its backward pass. forward, backward: how much more than before and after it is
     in use within them, at most. seconds: what it costs.
@@ -185,20 +185,20 @@ class LevelChoice:
 
 
 @dataclass
-class WindowTable:
-    """The windows of the plain model and the options of each block."""
+class TurnTable:
+    """The turns of the plain model and the options of each block."""
 
-    plain: Windows
+    plain: Turns
     options: list[Option] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         one = self.plain
-        for window, name in enumerate(one.names):
-            rise = one.forward[window] - one.start[window], one.backward[window] - one.after[window + 1]
-            self.options.append(Option(window, window + 1, name, "", 0, *rise, 0.0))
+        for turn, name in enumerate(one.names):
+            rise = one.forward[turn] - one.start[turn], one.backward[turn] - one.after[turn + 1]
+            self.options.append(Option(turn, turn + 1, name, "", 0, *rise, 0.0))
 
-    def add(self, level: str, found: Windows, names: Sequence[str], seconds: Mapping[str, float]) -> None:
-        """Options from the windows of a step in which all of `names` had this level. seconds: of each of them."""
+    def add(self, level: str, found: Turns, names: Sequence[str], seconds: Mapping[str, float]) -> None:
+        """Options from the turns of a step in which all of `names` had this level. seconds: of each of them."""
         plain_ends = [*self.plain.start, self.plain.after[-1]]
         ends = [*found.start, found.after[-1]]
         for name in names:
@@ -211,17 +211,17 @@ class WindowTable:
                 self.options.append(Option(begin, end, name, level, saves, forward, backward, cost))
 
     def _spans(self, name: str) -> list[tuple[int, int]]:
-        """The windows of each call of a block; of a container, those of the blocks inside if they are neighbours."""
-        own = [window for window, other in enumerate(self.plain.names) if other == name]
+        """The turns of each call of a block; of a container, those of the blocks inside if they are neighbours."""
+        own = [turn for turn, other in enumerate(self.plain.names) if other == name]
         if own:
-            return [(window, window + 1) for window in own]
-        inside = [window for window, other in enumerate(self.plain.names) if other.startswith(f"{name}.")]
+            return [(turn, turn + 1) for turn in own]
+        inside = [turn for turn, other in enumerate(self.plain.names) if other.startswith(f"{name}.")]
         if not inside or any(later != earlier + 1 for earlier, later in zip(inside, inside[1:])):
             return []
         return [(inside[0], inside[-1] + 1)]
 
     def cheapest(self, limit: float, allowed: Callable[[Option], bool]) -> LevelChoice | None:
-        """The options of all windows that cost the least and never exceed `limit` bytes, or None."""
+        """The options of all turns that cost the least and never exceed `limit` bytes, or None."""
         if self.plain.outside > limit:
             return None
         names = self.plain.names
@@ -232,9 +232,9 @@ class WindowTable:
         for option in self.options:
             if not option.level or allowed(option):
                 by_begin[option.begin].append(option)
-        for window in range(len(names)):
-            for state in _best(reached.pop(window, [])):
-                for option in by_begin[window]:
+        for turn in range(len(names)):
+            for state in _best(reached.pop(turn, [])):
+                for option in by_begin[turn]:
                     if option.name in repeated and not state.agrees(option):
                         continue
                     here = self._peak(state, option)
@@ -271,7 +271,7 @@ class WindowTable:
 
 @dataclass(frozen=True)
 class _State:
-    """Windows up to some place are decided. chosen: (name, level) of each."""
+    """Turns up to some place are decided. chosen: (name, level) of each."""
 
     saved: int
     seconds: float
