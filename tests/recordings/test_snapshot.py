@@ -253,6 +253,52 @@ def test_a_failed_request_tells_the_limit_exactly(tmp_path: Path) -> None:
     assert (device.limit.known, device.limit.high) == ("retries", 120 * MIB - 1)
 
 
+def outcomes(device: DeviceMemory) -> dict[str, str]:
+    """The outcome by setting, without the value of the setting."""
+    return {trial.setting.partition(":")[0]: trial.verdict for trial in device.what_ifs}
+
+
+def test_a_request_that_failed_fails_with_every_setting_that_has_no_room_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = History(cap=2048 * MIB)
+    for line in range(15):
+        history.alloc(100 * MIB, [frame("train.py", line, "build")])
+    history.alloc(3000 * MIB)
+    path = written(tmp_path, history)
+    device = only(path)
+    assert set(outcomes(device).values()) == {"out of memory"} and len(outcomes(device)) == 3
+    assert status_of(["memory", str(path)]) == 0
+    table = capsys.readouterr().out.split("Replayed with other settings")[1]
+    assert "fits" not in table and table.count("out of memory") == len(device.what_ifs)
+    # With enough memory it would have been in use at the peak.
+    device = only(path, limit_bytes=5000 * MIB)
+    assert {(trial.verdict, trial.reserved_bytes) for trial in device.what_ifs} == {("fits", 4500 * MIB)}
+
+
+def test_a_request_that_failed_in_pieces_fits_where_there_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = History(cap=300 * MIB)
+    gone = []
+    for _ in range(5):  # each in one segment of 60: the halves that are freed are no whole segments
+        first = history.alloc(60 * MIB)
+        history.free(first)
+        gone.append(history.alloc(30 * MIB))
+        history.alloc(30 * MIB)
+    for address in gone:
+        history.free(address)
+    for _ in range(3):  # the program tries it again
+        history.alloc(100 * MIB)
+    path = written(tmp_path, history)
+    device = only(path)
+    assert all(failure.fragmented for failure in device.failures) and len(device.failures) == 3
+    assert outcomes(device)["expandable_segments"] in ("fits", "with retries")
+    assert outcomes(device)["garbage_collection_threshold"] == "out of memory"
+    assert status_of(["memory", str(path)]) == 0
+    assert "it is freed at once" in capsys.readouterr().out
+
+
 def test_a_gpu_that_was_never_full_has_no_limit(tmp_path: Path) -> None:
     history = History()
     for _ in range(4):
@@ -311,11 +357,43 @@ def test_the_settings_of_the_recording_are_used(tmp_path: Path) -> None:
     assert device.what_ifs[0].setting == "expandable_segments:False"
 
 
-def test_a_setting_that_changes_nothing_is_an_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("max_split_size_mb:abc", "max_split_size_mb is a whole number, at least 20"),
+        ("max_split_size_mb:-1", "max_split_size_mb is a whole number, at least 20"),
+        ("max_split_size_mb:19", "max_split_size_mb is a whole number, at least 20"),
+        ("max_split_size_mb", "max_split_size_mb is a whole number, at least 20"),
+        ("garbage_collection_threshold:7", "garbage_collection_threshold is between 0 and 1"),
+        ("expandable_segments:yes", "expandable_segments is True or False"),
+        ("roundup_power2_divisions:3", "roundup_power2_divisions is a power of two"),
+        ("expandable_segments:True,foo:1", "foo is not a setting of torch's allocator; expected NAME:VALUE"),
+        ("", "the name is missing; expected NAME:VALUE with one of expandable_segments, max_split_size_mb"),
+        ("pinned_reserve_segment_size_mb:3", "is a setting of torch, but it is not modelled"),
+        ("roundup_power2_divisions:[256:1,512:2]", "for different sizes are not modelled"),
+        ("expandable_segments:False", "the recording was made with this setting"),
+    ],
+)
+def test_a_setting_that_cannot_be_tried_is_an_error_that_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], setting: str, words: str
+) -> None:
     path = written(tmp_path, body_of_one())
-    with pytest.raises(UsageError, match="not modelled"):
-        examine(path, ["pinned_reserve_segment_size_mb:3"])
-    assert status_of(["memory", str(path), "--setting", "nonsense"]) == 2
+    assert status_of(["memory", str(path), "--setting", setting]) == 2
+    out, err = capsys.readouterr()
+    assert not out and f"--setting '{setting}': " in err and words in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "max_split_size_mb:20", "garbage_collection_threshold:.5", "roundup_power2_divisions:4",
+        "large_segment_size_mb:11", "max_non_split_rounding_mb:30",
+        "expandable_segments:True, max_split_size_mb:64",
+    ],
+)  # fmt: skip
+def test_a_setting_of_torch_is_tried(tmp_path: Path, setting: str) -> None:
+    (trial,) = only(written(tmp_path, body_of_one()), settings=[setting]).what_ifs
+    assert trial.setting == setting
 
 
 @pytest.mark.parametrize(

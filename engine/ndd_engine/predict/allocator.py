@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import re
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+
+from ndd_engine.text import printable
 
 KIB, MIB = 1 << 10, 1 << 20
 MIN_BLOCK = 512
@@ -99,6 +101,51 @@ class Rules:
         return -(-size // ROUND_LARGE) * ROUND_LARGE
 
 
+def _whole(least: int) -> Callable[[str], bool]:
+    return lambda value: value.isdecimal() and len(value) < 10 and int(value) >= least
+
+
+# Settings of PYTORCH_ALLOC_CONF that the simulation follows -> (values that torch allows, whether it is one).
+_MODELLED: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "expandable_segments": ("True or False", lambda value: value in ("True", "False")),
+    "max_split_size_mb": ("a whole number, at least 20", _whole(20)),
+    "max_non_split_rounding_mb": ("a whole number, at least 20", _whole(20)),
+    "large_segment_size_mb": ("a whole number above 10", _whole(11)),
+    "garbage_collection_threshold": (
+        "between 0 and 1, such as 0.8", lambda value: bool(re.fullmatch(r"0?\.\d{1,9}", value)) and float(value) > 0,
+    ),
+    "roundup_power2_divisions": (
+        "a power of two, or 0", lambda value: _whole(0)(value) and int(value).bit_count() <= 1
+    ),
+}  # fmt: skip
+# Those that it does not follow: they change nothing of it, or are of the host's memory.
+_NOT_MODELLED = frozenset({
+    "backend", "graph_capture_record_stream_reuse", "per_process_memory_fraction", "pinned_max_cached_size_mb",
+    "pinned_max_round_threshold_mb", "pinned_num_register_threads", "pinned_reserve_segment_size_mb",
+    "pinned_use_background_threads", "pinned_use_cuda_host_register", "pinned_use_hip_host_register",
+    "release_lock_on_cudamalloc", "release_lock_on_hipmalloc", "throw_on_cudamalloc_oom",
+})  # fmt: skip
+
+
+def problem_of(text: str) -> str:
+    """Why the simulation cannot follow settings as in PYTORCH_ALLOC_CONF, with what is allowed; "" if it can."""
+    for option in re.split(r",(?![^\[]*\])", text):
+        name, _, value = (part.strip() for part in option.partition(":"))
+        if name in _NOT_MODELLED and value:
+            return f"{name} is a setting of torch, but it is not modelled"
+        if name not in _MODELLED:
+            wrong = (
+                f"{printable(name)} is not a setting of torch's allocator" if name else "the name is missing"
+            )
+            return f"{wrong}; expected NAME:VALUE with one of {', '.join(_MODELLED)}"
+        allowed, fits = _MODELLED[name]
+        if name == "roundup_power2_divisions" and value.startswith("["):
+            return "different values of roundup_power2_divisions for different sizes are not modelled"
+        if not fits(value):
+            return f"{name} is {allowed}"
+    return ""
+
+
 Pool = tuple[int, bool]  # stream, small
 
 
@@ -158,7 +205,7 @@ def run(hole: Block) -> Iterator[Block]:
     return following(before if before is not None and before.free else hole)
 
 
-__all__ = ["MIB", "Allocator", "Rules", "SimulatedOutOfMemoryError"]
+__all__ = ["MIB", "Allocator", "Rules", "SimulatedOutOfMemoryError", "problem_of"]
 
 # Virtual addresses of one expandable segment, and the gap between segments.
 _VIRTUAL = 1 << 46

@@ -13,12 +13,12 @@ from typing import Any
 
 from ndd_engine.errors import UsageError
 from ndd_engine.measure.memory import Frames, Owner, owners
-from ndd_engine.predict.allocator import UNLIMITED, Allocator, Rules, SimulatedOutOfMemoryError
+from ndd_engine.predict.allocator import UNLIMITED, Allocator, Rules, SimulatedOutOfMemoryError, problem_of
 from ndd_engine.text import printable, size
 
 from .recorded_files import DeviceHistory, HistoryEntry, Segment, read_snapshot
 
-ALLOC, FREED = "alloc", "free_completed"
+ALLOC, FREED, OOM = "alloc", "free_completed", "oom"
 GROWS, SHRINKS = ("segment_alloc", "segment_map"), ("segment_free", "segment_unmap")
 
 
@@ -145,7 +145,7 @@ def releases(
         kind = "other"
         if _calls(entries[first], "empty_cache"):
             kind = "empty_cache"
-        elif following is not None and following.action == "oom":
+        elif following is not None and following.action == OOM:
             kind = "retry"
         elif following is not None and following.action in GROWS and not collects:
             kind = "retry" if before + following.size > most else "empty_cache"
@@ -226,6 +226,15 @@ def replay(
             found.wrong += released == allocator.retries and allocator.reserved - before != grown
             found.peak = max(found.peak, allocator.reserved)
             grown = 0
+        elif entry.action == OOM and cap is not None:
+            try:
+                allocator.allocate(count, entry.size, entry.stream)
+            except SimulatedOutOfMemoryError:
+                found.failed = True
+                break
+            found.peak = max(found.peak, allocator.reserved)
+            allocator.free(count)
+            count += 1
         elif entry.action == FREED and (key := keys.pop(entry.address, None)) is not None:
             allocator.free(key)
         found.active.append(allocator.active)
@@ -312,7 +321,7 @@ def limit_of(
             beyond.append(levels[release.entry][0] + entries[place].size)
     exact: list[int] = []
     for place, entry in enumerate(entries):
-        if entry.action == "oom":
+        if entry.action == OOM:
             reserved, wanted = levels[place][0], rules.segment(rules.rounded(entry.size))
             # With more left on the GPU than that, the process had a limit of its own.
             (beyond if entry.address >= wanted else exact).append(
@@ -446,11 +455,10 @@ def examine(path: Path, settings: Sequence[str] = SETTINGS, limit_bytes: int | N
     rules = Rules.of_snapshot(file.settings)
     if any(segment.expandable for device in file.devices for segment in device.segments):
         rules = replace(rules, expandable=True)
-    for setting in settings:
-        if setting not in SETTINGS and _with(rules, setting) == rules:
-            raise UsageError(
-                f"--setting {printable(setting)}: not different from the recorded settings, or not modelled"
-            )
+    for setting in () if tuple(settings) == SETTINGS else settings:
+        same = "the recording was made with this setting" if _with(rules, setting) == rules else ""
+        if problem := problem_of(setting) or same:
+            raise UsageError(f"--setting '{printable(setting)}': {problem}")
     return SnapshotUse(
         path,
         in_words(rules),
@@ -517,7 +525,7 @@ def _device(
         sum(item.size for item in device.segments if item.private), refused,
         broken=broken, releases=found_releases,
     )  # fmt: skip
-    failed = [(place, entry) for place, entry in enumerate(entries) if entry.action == "oom"]
+    failed = [(place, entry) for place, entry in enumerate(entries) if entry.action == OOM]
     found.failures = [Failed(entry.size, entry.address, moment(place)) for place, entry in failed[:FAILURES]]
     found.notes = _notes(device, start, broken)
     if len(failed) > FAILURES:

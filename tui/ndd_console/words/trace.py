@@ -229,6 +229,8 @@ def _what_ifs(device: DeviceMemory) -> Iterator[Block]:
         collected = counted(trial.collections, "collection") if trial.collections else ""
         rows.append((trial.setting, reserved, change, ", ".join(filter(None, (verdict, collected)))))
     note = f"Error on this recording {device.peak_error:+.1%}, {replayed}{doubt}. {_limit_text(device.limit)}"
+    if device.failures and any(trial.reserved_bytes is not None for trial in device.what_ifs):
+        note += " Where a request that failed fits, what the program does with it is unknown: it is freed at once."
     columns = ("setting", "reserved", "change", "outcome")
     yield Table("Replayed with other settings", columns, tuple(rows), frozenset({1, 2}), note)
 
