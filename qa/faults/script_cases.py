@@ -170,8 +170,8 @@ UNPLANTED = {
     "out-of-memory": "ends the script",
     **dict.fromkeys(
         (
-            "transfer", "launch-bound", "sync", "collectives", "queue-gaps", "gpu-idle", "throttling", "thrash",
-            "cudnn-benchmark", "data-parallel", "fragmentation", "tf32", "amp",
+            "transfer", "device-copies", "launch-bound", "sync", "collectives", "queue-gaps", "gpu-idle", "throttling",
+            "thrash", "cudnn-benchmark", "data-parallel", "fragmentation", "tf32", "amp",
         ),
         "needs a GPU: `make gpu`",
     ),

@@ -446,8 +446,13 @@ GPU = [
     pair("transfer", {"device": {**GPU_STEP, "to_device": 4.0}}, {}, PINNED, kind=gpu, sets=UNPINNED),
     # Copies that the GPU waits for, by a capture: from the host clock alone nothing of them is seen.
     pair(
-        "transfer", busy({"exposed_copy_ns": 16_000_000}, copying=20), busy({"exposed_copy_ns": 1_000_000}, copying=1),
+        "transfer", busy({"exposed_copies_ns": {"host to GPU": 16_000_000}}, copying=20),
+        busy({"exposed_copies_ns": {"host to GPU": 1_000_000}}, copying=1),
         PINNED, "capture", gpu, sets=UNPINNED,
+    ),
+    pair(
+        "device-copies", busy({"exposed_copies_ns": {"within the GPU": 15_000_000, "fill": 5_000_000}}),
+        busy({"exposed_copies_ns": {"within the GPU": 1_000_000, "fill": 1_000_000}}), kind=gpu,
     ),
     pair(
         "launch-bound", busy(launch_gaps=40), busy(launch_gaps=2), ("speed.cuda_graph=true",), "capture", gpu

@@ -249,6 +249,151 @@ def test_copies_that_nothing_hides_are_a_finding(tmp_path: Path, length: int) ->
     assert causes(examine(made.write(tmp_path))) == (["transfer"] if length == 40 else ["healthy"])
 
 
+def copying(name: str, length: float, call: str = "MemcpyAsync", hidden: bool = False) -> Made:
+    """Five steps of 100 ms with a copy or fill of this length, beside a kernel if it is hidden."""
+    made = Made()
+    for step in range(5):
+        at = 100.0 * step
+        made.named(f"ProfilerStep#{step}", at, 100)
+        made.host("aten::linear", at + 1, 97)
+        made.kernel(at + 1.5, 30)
+        number = made.call(call, at + 2, 0.01)
+        begin = at + 32 if not hidden else at + 40 if length < 50 else at + 2
+        category = "gpu_memset" if call.startswith("Memset") else "gpu_memcpy"
+        made.gpu(name, begin, length, number, stream=8, cat=category)
+        end = at + 32 if hidden else begin + length
+        made.kernel(end, at + 99.5 - end, before=end - at - 3)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("name", "call", "title", "advice"),
+    [
+        (
+            "Memcpy DtoD (Device -> Device)",
+            "MemcpyAsync",
+            "copies within the GPU take 50 % of the time",
+            ".clone()",
+        ),
+        ("Memset (Device)", "MemsetAsync", "fills of GPU memory take 50 % of the time", "set_to_none=True"),
+    ],
+)
+def test_copies_within_a_gpu_and_fills_are_a_finding_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, call: str, title: str, advice: str
+) -> None:
+    path = copying(name, 50, call).write(tmp_path)
+    (found,) = found_in(examine(path))
+    assert (found.cause, found.title) == ("device-copies", title)
+    assert found.share == pytest.approx(0.5) and found.ceiling == pytest.approx(2)
+    assert [advice in change.text for change in found.changes] == [True]
+    out = said(path, capsys)
+    assert "no bottleneck" not in out and re.search(r"copies alone +(within the GPU|fill) 50 %", out)
+    # Short ones, and long ones beside a kernel, cost nothing worth a finding.
+    assert causes(examine(copying(name, 2, call).write(tmp_path))) == ["healthy"]
+    assert causes(examine(copying(name, 45, call, hidden=True).write(tmp_path))) == ["healthy"]
+
+
+def test_copies_within_a_gpu_and_fills_that_only_together_matter(tmp_path: Path) -> None:
+    made = copying("Memcpy DtoD (Device -> Device)", 4)
+    for step in range(5):
+        made.gpu("Memset (Device)", 100 * step + 0.5, 1, cat="gpu_memset")
+        made.gpu("Memset (Device)", 100 * step + 99.5, 0.5, cat="gpu_memset")
+    (found,) = found_in(examine(made.write(tmp_path)))
+    assert found.title == "copies within the GPU and fills of its memory take 5.5 % of the time"
+    assert len(found.changes) == 2
+
+
+# What is never advised for copies in a direction.
+FOREIGN = {
+    "from the host to the GPU": r"to the host|between GPUs",
+    "from the GPU to the host": r"host-to-device|from pinned|on the GPU$|between GPUs",
+    "between GPUs": r"\bhost\b|pinned",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "direction", "pinned"),
+    [
+        ("Memcpy HtoD (Pinned -> Device)", "from the host to the GPU", True),
+        ("Memcpy HtoD (Pageable -> Device)", "from the host to the GPU", False),
+        ("Memcpy DtoH (Device -> Pinned)", "from the GPU to the host", True),
+        ("Memcpy DtoH (Device -> Pageable)", "from the GPU to the host", False),
+        ("Memcpy PtoP (Device -> Device)", "between GPUs", True),
+    ],
+)
+def test_copies_are_called_by_their_direction_and_pinned_memory_is_not_advised_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], vendor: str, name: str, direction: str, pinned: bool
+) -> None:
+    path = copying(name, 50).write(tmp_path)
+    found = next(one for one in found_in(examine(path)) if one.cause == "transfer")
+    assert found.title == f"copies {direction} take 50 % of the time"
+    words = [item.text for item in (*found.evidence, *found.changes)]
+    assert not any(re.search(FOREIGN[direction], text) for text in words), words
+    assert not any(" 0 %" in text for text in words)
+    # ROCm calls both kinds of host memory "Host": there, pinned memory may help.
+    known = pinned and (vendor == "CUDA" or direction == "between GPUs")
+    assert any("pinned memory" in text for text in words) is not known
+    assert "host-to-device" not in said(path, capsys)
+
+
+def test_copies_in_both_directions_are_between_host_and_gpu(tmp_path: Path) -> None:
+    made = copying("Memcpy HtoD (Pinned -> Device)", 30)
+    for step in range(5):
+        made.gpu("Memcpy DtoH (Device -> Pinned)", 100 * step + 99.5, 0.5, cat="gpu_memcpy")
+        made.gpu("Memcpy DtoH (Device -> Pinned)", 100 * step + 0.5, 1, cat="gpu_memcpy")
+    found = found_in(examine(made.write(tmp_path)))[0]
+    assert found.title == "copies between host and GPU take 32 % of the time"
+    assert [item.text.split(" run ")[0] for item in found.evidence] == [
+        "copies from the host to the GPU", "copies from the GPU to the host"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kernels", "length"), [(1, 100), (4, 30), (6, 0.5)])
+def test_a_trace_with_hardly_any_work_is_too_short_to_judge(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kernels: int, length: float
+) -> None:
+    for steps, expected in ((0, "too-short"), (1, "healthy")):
+        made = Made()
+        for place in range(kernels):
+            made.kernel(length * place + 0.06, length)
+        if steps:
+            made.named("ProfilerStep#3", 0, length * kernels + 0.06)
+        path = made.write(tmp_path)
+        assert causes(examine(path)) == [expected]
+        assert ("no bottleneck" in said(path, capsys)) is bool(steps)
+
+
+def of_rank(rank: int, exposed: float, world: int = 2) -> Made:
+    """Four steps of 100 ms in which the rank waits for so long in a collective."""
+    made = Made(distributedInfo={"rank": rank, "world_size": world})
+    for step in range(4):
+        at = 100.0 * step
+        made.named(f"ProfilerStep#{step}", at, 100)
+        made.host("aten::linear", at + 1, 98)
+        made.kernel(at + 1.5, 98 - exposed)
+        made.gpu("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 99.5 - exposed, exposed, stream=20)
+    return made
+
+
+@pytest.mark.parametrize("waits", [(20, 6), (20, 19)], ids=["straggler", "even"])
+def test_the_straggler_itself_is_not_told_to_find_the_straggler(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], waits: tuple[int, int]
+) -> None:
+    for rank, exposed in enumerate(waits):
+        of_rank(rank, exposed).write(tmp_path, f"rank{rank}.json")
+    out = said(tmp_path, capsys)
+    late = waits == (20, 6)
+    assert "rank1.json waits least" in out and "find the straggler" not in out
+    assert ("what makes this rank slower" in out) is ("up to 20 % of the time" in out) is late
+    # Each rank has findings of its own in the document.
+    traces = json.loads(said(tmp_path, capsys, "--json"))["traces"]
+    advice = [str(trace["devices"][0]["findings"]) for trace in traces]
+    assert ["rank 1 waits least, 6.0 %" in text for text in advice] == [late, False]
+    assert "find the straggler" in said(
+        tmp_path / "rank0.json", capsys
+    )  # which of them it is, this one does not show
+
+
 def test_gaps_of_a_graph_and_a_busy_graph(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for gap, expected in ((0.002, "healthy"), (4, "queue-gaps")):
         made = Made()

@@ -31,7 +31,8 @@ CAUSES: dict[str, str] = {
     "quota": "throttled by the CPU quota",
     "gc": "garbage collection pauses",
     # GPU.
-    "transfer": "host-to-device copies",
+    "transfer": "exposed copies",
+    "device-copies": "copies and fills within the GPU",
     "launch-bound": "kernel launch overhead",
     "sync": "host-device synchronisation",
     "collectives": "communication between GPUs",

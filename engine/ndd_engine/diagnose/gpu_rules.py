@@ -1,6 +1,6 @@
 """The GPU: from its counters and phases, and from a capture.
 
-Copies, launches, synchronisation, other processes, clocks, allocator, number formats and cuDNN, and what a capture
+Launches, synchronisation, other processes, clocks, allocator, number formats and cuDNN, and what a capture
 shows beside them. The rules apply to runs on a GPU only.
 """
 
@@ -12,9 +12,8 @@ from typing import Any
 from ndd_engine.record.figures import ESTIMATED
 from ndd_engine.text import counted, number, percent, size, span, times
 
-from .data_facts import data_bytes
 from .finding import Change, Evidence, Finding
-from .view import CLOCK, CONFIG, DEVICE, FLOOR, MODEL, SLOWED, Cost, FindingDraft, View, taken
+from .view import CLOCK, CONFIG, DEVICE, FLOOR, MODEL, SLOWED, Cost, FindingDraft, View
 
 NVML = "NVML"
 CAPTURE = "profiler capture"
@@ -27,6 +26,10 @@ LAUNCH_GAPS = 0.1
 # Smaller parts of a capture are not named.
 LEAST = 0.005
 PINNED = "copy from pinned memory with non_blocking=True: other copies return when they are done"
+TO_PINNED = (
+    "copy to the host into pinned memory with non_blocking=True, and synchronise once before the values are read: "
+    "other copies return when they are done"
+)
 # Clocks below this part of their maximum count as lowered.
 LOWERED = 0.85
 # How a capture marks the calls that copy.
@@ -36,54 +39,12 @@ WORDS = ("power cap", "hw slowdown", "thermal", "hw thermal", "power brake")
 FORCED = ("hw slowdown", "thermal", "hw thermal", "power brake")
 
 
-def transfer(view: View) -> Finding | None:
-    """Copies between host and GPU that the GPU waits for."""
-    cost, capture = view.device_cost("to_device"), view.kernels
-    if view.get("loader.placement") == "device":
-        return None
-    if cost.clear:
-        draft = FindingDraft(
-            "transfer", f"host-to-device copies take {percent(cost.share)} of each step", cost
-        )
-        draft.add(taken(cost, "copies take"))
-    elif capture is not None:
-        prepared, alone = _capture(view, "copying") or 0.0, capture.exposed_copy_ns / capture.wall_ns
-        if prepared + alone < FLOOR:
-            return None
-        title = f"copies between host and GPU take {percent(prepared + alone)} of the time"
-        draft = FindingDraft("transfer", title, view.part(prepared + alone))
-        draft.saw(f"copies run without a kernel beside them for {percent(alone)} of the time", CAPTURE)
-        draft.saw(f"the GPU is idle while the host prepares copies for another {percent(prepared)}", CAPTURE)
-    else:
-        return None
-    loader, free = view.snapshot.loader, view.snapshot.headroom.free_bytes
-    if loader is not None and loader.batch_bytes:
-        draft.saw(f"a micro-batch is {size(loader.batch_bytes)}", "record")
-    pinned, deferred = view.get("loader.pin_memory"), view.get("loader.non_blocking")
-    if pinned is not None or deferred is not None:
-        draft.saw(
-            f"loader.pin_memory is {str(pinned).lower()}, loader.non_blocking {str(deferred).lower()}", CONFIG
-        )
-    if view.trace is not None:
-        draft.change(PINNED)
-    elif sets := [
-        f"{key}=true" for key in ("loader.pin_memory", "loader.non_blocking") if view.get(key) is False
-    ]:
-        draft.change("use pinned memory and non-blocking copies", *sets)
-    needed = data_bytes(loader)
-    fits = needed is not None and free is not None and 0 < needed < 0.4 * free
-    if loader is not None and loader.in_memory and fits and not view.workers:
-        draft.change("keep all data in GPU memory", "loader.placement=device")
-    draft.change("transfer smaller data types and convert them on the GPU")
-    return draft.done()
-
-
 def launch_bound(view: View) -> Finding | None:
     """Kernels so small that launching takes longer than running them."""
     compiled = view.get("speed.compile")
     if _replays(view):
         return None
-    gaps, capture = _capture(view, "launch gaps"), view.kernels
+    gaps, capture = in_capture(view, "launch gaps"), view.kernels
     if gaps is not None and capture is not None:
         gaps -= capture.after_waits_ns / capture.wall_ns  # the cost of a synchronisation
     share = gaps if gaps is not None else _idle_in_model(view)
@@ -150,7 +111,7 @@ def perhaps_launch_bound(view: View) -> Finding | None:
 
 def sync(view: View) -> Finding | None:
     """The host synchronises with the GPU inside a step, and the GPU then waits for the host."""
-    cost, captured = view.device_cost("log"), _capture(view, "synchronising")
+    cost, captured = view.device_cost("log"), in_capture(view, "synchronising")
     if captured is None and not cost.clear:
         return None
     share = cost.share if captured is None else captured + _after_waits(view)
@@ -167,7 +128,7 @@ def sync(view: View) -> Finding | None:
         for name, part, calls in waits[:3]:
             draft.saw(f"{_call_text(name)}: {percent(part)}, {counted(calls, 'call')}", CAPTURE)
         if waits and _copies(waits[0][0]):
-            draft.change(PINNED)
+            draft.change(PINNED if waits[0][0].endswith(UPLOAD) else TO_PINNED)
     else:
         draft.saw(f"the GPU is idle for {span(cost.ns)} of each step while losses are read", DEVICE)
     every = view.whole("log.every_steps")
@@ -196,8 +157,22 @@ def collectives(view: View) -> Finding | None:
     draft.saw(f"another {percent(hidden / capture.wall_ns)} overlaps with computation", CAPTURE)
     draft.change("with gradient accumulation, exchange gradients only in the last micro-batch (no_sync)")
     draft.change("use larger micro-batches, so that backward hides more of the exchange")
-    draft.change("find the straggler: the others wait for it inside the collective")
+    _straggler(view, share, draft)
     return draft.done()
+
+
+def _straggler(view: View, share: float, draft: FindingDraft) -> None:
+    """What to do about a rank that is waited for. share: of the time that this rank waits."""
+    others: list[tuple[str, float]] | None = view.trace.get("others") if view.trace is not None else None
+    if others is None:
+        draft.change("find the straggler: the others wait for it inside the collective")
+        return
+    (least, shortest), (_, longest) = (pick(others, key=lambda one: one[1]) for pick in (min, max))
+    if share - shortest >= FLOOR:
+        draft.change(f"find the straggler: {least} waits least, {percent(shortest)} of the time")
+    elif longest - share >= FLOOR:
+        draft.saw(f"other ranks wait longer, up to {percent(longest)} of the time", CAPTURE)
+        draft.change("find what makes this rank slower than those that wait longer inside the collective")
 
 
 def neighbour_gpu(view: View) -> Finding | None:
@@ -262,7 +237,15 @@ def thrash(view: View) -> Finding | None:
     return draft.done()
 
 
-RULES = (transfer, launch_bound, perhaps_launch_bound, sync, collectives, neighbour_gpu, throttling, thrash)
+RULES = (
+    launch_bound,
+    perhaps_launch_bound,
+    sync,
+    collectives,
+    neighbour_gpu,
+    throttling,
+    thrash,
+)
 
 
 def larger_batches(micro: int, accumulation: int, factor: int) -> Change:
@@ -298,7 +281,7 @@ def _keeps_pace(view: View) -> bool:
     return device > 0 and view.model.ns >= LAUNCHING * device
 
 
-def _capture(view: View, cause: str) -> float | None:
+def in_capture(view: View, cause: str) -> float | None:
     """Fraction of a profiler capture in which the GPU was idle for a cause; None without a capture."""
     capture = view.kernels
     return None if capture is None else capture.idle_ns.get(cause, 0) / capture.wall_ns

@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ndd_engine.record.event import MeasuredChange
-from ndd_engine.record.events import FindingEvent, TrialEvent
+from ndd_engine.record.events import FindingEvent, KernelsEvent, TrialEvent
 from ndd_engine.record.snapshot import Snapshot
-from ndd_engine.text import duration, percent, times
+from ndd_engine.text import counted, duration, percent, span, times
 from ndd_watch.changes import TABLE
 
 from . import (
     code_rules,
+    copy_rules,
     data_rules,
     gpu_rules,
     host_rules,
@@ -35,6 +36,8 @@ LEAST_S = 2.0
 # Fewer steps are enough if they are long.
 FEW_STEPS = 8
 LONG_S = 6.0
+# Of a trace without steps.
+LEAST_LAUNCHES, LEAST_TRACE_NS = 5, 10_000_000
 # Minimum share of the time of what is named besides the model.
 LEAST_NAMED = 0.005
 
@@ -60,6 +63,8 @@ def healthy(view: View) -> Finding:
     limit = gpu_rules.of_this_gpu(view)
     more, seen_of_gpu = ("", ()) if limit is None else (f"; {limit[0]}", (limit[1],))
     if view.trace is not None and (capture := view.snapshot.kernels) is not None:
+        if (short := _too_little(view, capture)) is not None:
+            return short
         what = "the GPU is busy" if capture.method == "kernels" else "the CPU computes"
         text = f"{what} {percent(capture.busy_ns / capture.wall_ns)} of the time"
         beside = "its kernels" if capture.method == "kernels" else "its operators"
@@ -75,6 +80,18 @@ def healthy(view: View) -> Finding:
         ideas = (change, *ideas)
     seen = taken(model, "forward and backward take")
     return Finding("healthy", title, (seen, *seen_of_gpu), "likely", changes=ideas)
+
+
+def _too_little(view: View, capture: KernelsEvent) -> Finding | None:
+    """That a trace without steps has hardly any work; None if it has more."""
+    assert view.trace is not None
+    if view.trace.get("steps") or (capture.launches >= LEAST_LAUNCHES and capture.wall_ns >= LEAST_TRACE_NS):
+        return None
+    work = counted(capture.launches, "kernel" if capture.method == "kernels" else "operator")
+    seen = f"a trace without steps needs {LEAST_LAUNCHES} of them and {span(LEAST_TRACE_NS)}"
+    change = Change("record a few whole steps: call profiler.step() at the end of each")
+    title = f"too short to judge: {work} in {span(capture.wall_ns)}"
+    return Finding("too-short", title, (Evidence(seen, gpu_rules.TRACE),), "certain", changes=(change,))
 
 
 def _in_effect(view: View, key: str) -> object:
@@ -251,7 +268,7 @@ ALWAYS: tuple[Rule, ...] = (
 RULES: tuple[Rule, ...] = (
     *data_rules.RULES,
     *host_rules.RULES,
-    *(GPU_RULES := (*gpu_rules.RULES, *gpu_rules.FORMAT_RULES, gpu_rules.queue_gaps)),
+    *(GPU_RULES := (*copy_rules.RULES, *gpu_rules.RULES, *gpu_rules.FORMAT_RULES, gpu_rules.queue_gaps)),
     gpu_rules.gpu_unseen,
     *process_rules.RANK_RULES,
     pace_rules.slowing,

@@ -20,14 +20,23 @@ from ndd_engine.hardware.gpus import GpuProfile
 from ndd_engine.hardware.kernels import Card, fitted
 from ndd_engine.record.event import Kernel
 from ndd_engine.record.figures import (
+    BETWEEN_GPUS,
+    COPY_KINDS,
     COPYING,
     EVALUATION_OR_CHECKPOINT,
+    FILL,
     IDLE_CAUSES,
     LAUNCH_GAPS,
     OTHER_CAUSE,
+    OTHER_COPY,
+    PINNED_TO_GPU,
     QUEUED,
     SYNCHRONISING,
+    TO_GPU,
+    TO_HOST,
+    TO_PINNED_HOST,
     WAITING_FOR_DATA,
+    WITHIN_GPU,
 )
 from ndd_engine.record.profile_events import CaptureTimeline
 from ndd_engine.text import printable
@@ -46,6 +55,8 @@ _NOT_WORK = frozenset({"Stream Sync", "Event Sync", "Context Sync", "Device Sync
 _COPIES = ("Memcpy", "CopyDeviceTo", "CopyHostTo")
 _WITHIN = ("Memcpy DtoD", "Memcpy D2D", "CopyDeviceToDevice")
 _UPLOADS = ("Memcpy HtoD", "Memcpy H2D", "Memcpy M2D", "CopyHostToDevice")
+_DOWNLOADS = ("Memcpy DtoH", "Memcpy D2H", "Memcpy D2M", "CopyDeviceToHost")
+_BETWEEN = ("Memcpy PtoP", "Memcpy P2P")
 _FILLS = ("Memset", "FillBuffer")
 # A copy from or to pageable memory returns when it is done. ROCm names both kinds of host memory "Host".
 _BLOCKING_MEMORY = ("Pageable", "Host", "(Memory", "> Memory")
@@ -124,6 +135,22 @@ def is_upload(item: TraceEvent) -> bool:
 def is_transfer(item: TraceEvent) -> bool:
     """Whether work on the GPU is a copy or a fill rather than a kernel."""
     return item.name.startswith((*_COPIES, *_FILLS))
+
+
+def copy_kind(item: TraceEvent) -> str:
+    """Which of `COPY_KINDS` work on the GPU is; "" for a kernel."""
+    pinned = "Pinned" in item.name
+    if is_upload(item):
+        return PINNED_TO_GPU if pinned else TO_GPU
+    if item.name.startswith(_DOWNLOADS):
+        return TO_PINNED_HOST if pinned else TO_HOST
+    if item.name.startswith(_FILLS):
+        return FILL
+    if item.name.startswith(_WITHIN):
+        return WITHIN_GPU
+    if item.name.startswith(_BETWEEN):
+        return BETWEEN_GPUS
+    return OTHER_COPY if item.name.startswith(_COPIES) else ""
 
 
 def blocks_the_host(item: TraceEvent) -> bool:
@@ -296,7 +323,7 @@ def timeline(
         convolution_ns=sum(
             min(item.end, end) - max(item.begin, begin) for item in computed if _convolves(item, around(item))
         ),
-        exposed_copy_ns=_alone(copying, kernels, begin, end),
+        exposed_copies_ns=_exposed_copies(work, kernels, begin, end),
         queued=_summed((kind, high - low) for (low, high), kind in queued.items()),
         waits=_idle_in(waits, waited),
         after_waits_ns=after,
@@ -345,6 +372,25 @@ def _products(computed: Sequence[TraceEvent], begin: int, end: int) -> dict[str,
 def _alone(running: Sequence[Interval], others: Iterable[TraceEvent], begin: int, end: int) -> int:
     """Nanoseconds in which something runs and nothing of the others does."""
     return total(running) - total(common(running, _union_of(others, begin, end)))
+
+
+def _exposed_copies(
+    work: Sequence[TraceEvent], kernels: Iterable[TraceEvent], begin: int, end: int
+) -> dict[str, int]:
+    """See `exposed_copies_ns` of record.events.KernelsEvent. Of several kinds at once the first of the list counts."""
+    by_kind: dict[str, list[TraceEvent]] = {}
+    for item in work:
+        if kind := copy_kind(item):
+            by_kind.setdefault(kind, []).append(item)
+    covered = _union_of(kernels, begin, end)
+    found: dict[str, int] = {}
+    for kind in COPY_KINDS:
+        if kind in by_kind:
+            running = _union_of(by_kind[kind], begin, end)
+            if ns := total(running) - total(common(running, covered)):
+                found[kind] = ns
+            covered = union([*covered, *running], begin, end)
+    return found
 
 
 def _union_of(items: Iterable[TraceEvent], begin: int, end: int) -> list[Interval]:

@@ -35,6 +35,17 @@ IDLE_CAUSES = (
     EVALUATION_OR_CHECKPOINT := "evaluation or checkpoint",
     OTHER_CAUSE := "other",
 )
+# Kinds of copies and fills on a GPU. "Pinned" where a trace says so of the host's memory.
+COPY_KINDS = (
+    TO_GPU := "host to GPU",
+    PINNED_TO_GPU := "pinned host to GPU",
+    TO_HOST := "GPU to host",
+    TO_PINNED_HOST := "GPU to pinned host",
+    BETWEEN_GPUS := "GPU to GPU",
+    OTHER_COPY := "other copy",
+    WITHIN_GPU := "within the GPU",
+    FILL := "fill",
+)
 # An evaluation computes, so by the clocks only checkpoints count as idle.
 CHECKPOINT = "checkpoint"
 # Phases in which the host computes nothing for the model (runs on the CPU).

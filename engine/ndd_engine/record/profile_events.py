@@ -38,7 +38,7 @@ class CaptureTimeline:
     collective_ns: Count = 0
     exposed_ns: Count = 0
     convolution_ns: Count = 0
-    exposed_copy_ns: Count = 0
+    exposed_copies_ns: dict[str, Count] = field(default_factory=dict)
     queued: list[Kernel] = field(default_factory=list)
     waits: list[Kernel] = field(default_factory=list)
     after_waits_ns: Count = 0
@@ -73,8 +73,10 @@ class KernelsEvent(ModelWork, CaptureTimeline, Event):
     nanoseconds; busy_ns and all causes add up to wall_ns. launches: number of kernels or top-level operators. top: the
     longest kernels or operators, [name, total nanoseconds, count] each. trace: path of the exported Chrome trace, or
     null. collective_ns: time with a collective (NCCL) running, part of busy_ns; exposed_ns: the part of it without any
-    other kernel running. convolution_ns: total duration of the convolution kernels. exposed_copy_ns: the part of
-    copy_ns without any kernel running. queued: what is between kernels that had been launched in time, [kind, idle
+    other kernel running. convolution_ns: total duration of the convolution kernels. exposed_copies_ns: kind ->
+    nanoseconds in which copies or fills run without any kernel, each instant once. The kinds are "host to GPU", "pinned
+    host to GPU", "GPU to host", "GPU to pinned host", "GPU to GPU", "other copy", "within the GPU" and "fill".
+    queued: what is between kernels that had been launched in time, [kind, idle
     nanoseconds, gaps] each; the kinds are "short" (below 10 us), "another stream", "one stream", "CUDA graph" and
     "before a CUDA graph". waits: what waits for the GPU on the host, [call, idle nanoseconds inside, calls] each.
     after_waits_ns: part of the launch gaps that follows such a wait and is no longer than it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -344,13 +344,14 @@ def _updates(trace: TraceFile) -> list[int]:
     return ends
 
 
-def record(use: TraceUse, device: DeviceUse) -> Iterator[tuple[float, Event]]:
-    """(Unix time in seconds, event): the trace as a finished run on one of its GPUs."""
+def record(use: TraceUse, device: DeviceUse, ranks: Sequence[TraceUse] = ()) -> Iterator[tuple[float, Event]]:
+    """(Unix time in seconds, event): the trace as a finished run on one of its GPUs. ranks: all traces of the job."""
     gpu = device.index is not None
     start = use.begin_t or 0.0
     steps = use.steps or ((use.begin, use.end),)
     asked = {
-        "steps": len(use.steps), "operators": use.operators, "unseen": use.unseen, "range": use.longest_range
+        "steps": len(use.steps), "operators": use.operators, "unseen": use.unseen, "range": use.longest_range,
+        "others": _others(use, device, ranks),
     }  # fmt: skip
     yield start, RunEvent(
         name=use.path.name, workload="trace", config={"trace": asked}, pid=0, host="",
@@ -384,17 +385,35 @@ def _window(use: TraceUse, number: int, begin: int, end: int) -> WindowEvent:
     )  # fmt: skip
 
 
-def snapshot(use: TraceUse, device: DeviceUse) -> Snapshot:
+def _others(use: TraceUse, device: DeviceUse, ranks: Sequence[TraceUse]) -> list[tuple[str, float]] | None:
+    """(name, share of the time that it waits in collectives) of the other ranks; None if that is not known of all."""
+    every = [(other, one) for other in ranks for one in other.devices if not (other is use and one is device)]
+    if not every or not all(one.time.collective_ns for _, one in every):
+        return None
+    return [
+        (
+            (f"rank {other.rank}" if other.rank is not None else printable(other.path.name))
+            + (f" on GPU {one.index}" if len(other.devices) > 1 else ""),
+            one.time.exposed_ns / one.time.wall_ns,
+        )
+        for other, one in every
+    ]
+
+
+def snapshot(use: TraceUse, device: DeviceUse, ranks: Sequence[TraceUse] = ()) -> Snapshot:
     """The trace as the state of a run."""
     state = RunState()
-    for t, event in record(use, device):
+    for t, event in record(use, device, ranks):
         state.fold(t, event)
     return state.snapshot()
 
 
-def findings(use: TraceUse, device: DeviceUse) -> list[Finding]:
-    """The findings of the rules for a live run, as far as a trace has what they need."""
-    return [_as_of_trace(use, found) for found in diagnose(snapshot(use, device), few_steps=True)]
+def findings(use: TraceUse, device: DeviceUse, ranks: Sequence[TraceUse] = ()) -> list[Finding]:
+    """The findings of the rules for a live run, as far as a trace has what they need.
+
+    ranks: all traces of the job, to tell which of them the others wait for.
+    """
+    return [_as_of_trace(use, found) for found in diagnose(snapshot(use, device, ranks), few_steps=True)]
 
 
 # Words about steps, and what they are in a trace without any.
@@ -422,10 +441,10 @@ def _as_of_trace(use: TraceUse, found: Finding) -> Finding:
 
 def to_json(uses: list[TraceUse]) -> dict[str, Any]:
     """All figures; units are in the names."""
-    return {"traces": [_use_json(use) for use in uses]}
+    return {"traces": [_use_json(use, uses) for use in uses]}
 
 
-def _use_json(use: TraceUse) -> dict[str, Any]:
+def _use_json(use: TraceUse, ranks: Sequence[TraceUse]) -> dict[str, Any]:
     return {
         "file": str(use.path),
         "rank": use.rank,
@@ -443,7 +462,7 @@ def _use_json(use: TraceUse) -> dict[str, Any]:
                 "name": device.name,
                 **asdict(device.time),
                 "hidden_collective_ns": device.time.collective_ns - device.time.exposed_ns,
-                "findings": [asdict(finding) for finding in findings(use, device)],
+                "findings": [asdict(finding) for finding in findings(use, device, ranks)],
             }
             for device in use.devices
         ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
+from ndd_engine.diagnose.gpu_rules import LEAST
 from ndd_engine.record.events import PHASES
 from ndd_engine.record.figures import IDLE_CAUSES
 from ndd_engine.recordings.snapshots import ERROR, DeviceMemory, Limit, Moment, SnapshotUse
@@ -26,6 +27,7 @@ TRACE_METHODS = (
     ("idle by cause", "what the host was doing, or that the next kernel had been launched before the gap"),
     ("phases", "ranges first, then the work of the autograd engine and uploads, then the other operators"),
     ("communication", "exposed: no other kernel runs beside the collective; hidden: the rest"),
+    ("copies alone", "copies and fills that run while no kernel does"),
     ("at most", POTENTIAL_GAIN),
 )
 
@@ -58,11 +60,17 @@ def device_blocks(device: DeviceUse) -> Iterator[Block]:
     spent, wall = device.time, device.time.wall_ns
     gpu = device.index is not None
     exposed = f"exposed {percent(spent.exposed_ns / wall)}, hidden {percent(_hidden_ns(device) / wall)}"
+    copies = ", ".join(
+        f"{kind} {percent(alone / wall)}"
+        for kind, alone in spent.exposed_copies_ns.items()
+        if alone / wall >= LEAST
+    )
     yield NamedValues.of(
         ("busy", percent(1 - device.idle)),
         ("idle", percent(device.idle)),
         ("communication", exposed if spent.collective_ns else ""),
-        ("copies", percent(spent.copy_ns / wall) if gpu else ""),
+        ("copies", f"{percent(spent.copy_ns / wall)} from and to other memory" if gpu else ""),
+        ("copies alone", copies),
         ("kernels launched", f"{spent.launches:,}" if gpu else ""),
         title=device_text(device),
     )
@@ -252,7 +260,9 @@ def _limit_text(limit: Limit) -> str:
 def trace_page(uses: Sequence[TraceUse], made_t: float) -> Page:
     """The page. uses: in the order of their ranks; of several, one is shown in detail."""
     use, device, why = main_device(uses)
-    found = tuple(verdict(finding, main=index == 0) for index, finding in enumerate(findings(use, device)))
+    found = tuple(
+        verdict(finding, main=index == 0) for index, finding in enumerate(findings(use, device, uses))
+    )
     name = printable(use.path.name)
     shown: list[tuple[str, str, tuple[Block, ...]]] = [
         ("verdict", "Verdict", found),
