@@ -25,6 +25,10 @@ class History:
         self._frames: dict[int, list[dict[str, Any]]] = {}
         self._segments: dict[int, int] = {}  # base -> stream
 
+    def cap(self, count: int) -> None:
+        """Another process takes memory, or frees it: the driver has so many bytes for this one."""
+        self._cap = self._allocator.cap = count
+
     def alloc(self, size: int, frames: list[dict[str, Any]] | None = None, stream: int = 0) -> int:
         """Allocate; returns the address, or 0 after an out-of-memory entry."""
         allocator, key = self._allocator, len(self.entries)

@@ -299,6 +299,20 @@ def test_a_request_that_failed_in_pieces_fits_where_there_are_none(
     assert "it is freed at once" in capsys.readouterr().out
 
 
+def test_a_request_that_failed_beside_another_process_has_no_more_than_was_left(tmp_path: Path) -> None:
+    history = History(cap=1000 * MIB)
+    history.free(history.alloc(900 * MIB))
+    history.empty_cache()
+    history.cap(300 * MIB)  # the other process takes the rest
+    history.alloc(100 * MIB)
+    history.alloc(400 * MIB)
+    path = written(tmp_path, history)
+    device = only(path)
+    assert device.failures[0].free_bytes == 200 * MIB and device.limit.low == 900 * MIB
+    assert set(outcomes(device).values()) == {"out of memory"}
+    assert set(outcomes(only(path, limit_bytes=900 * MIB)).values()) == {"fits"}
+
+
 def test_a_gpu_that_was_never_full_has_no_limit(tmp_path: Path) -> None:
     history = History()
     for _ in range(4):

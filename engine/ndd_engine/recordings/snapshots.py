@@ -187,13 +187,17 @@ def replay(
     as_it_was: bool = False,
     releases: frozenset[int] = frozenset(),
     cap: int | None = None,
+    left: bool = False,
 ) -> Replayed:
     """Replay a history in the simulated allocator, one pool for each stream.
 
     as_it_was: begin with the segments of the recording, with the same free blocks; otherwise the memory in use before
     the history is allocated first, which is all that is known for other settings. releases: entries before which the
     cached memory is released, as in the recording. cap: bytes beyond which allocations have to retry, or fail.
-    fraction_bytes: limit of set_per_process_memory_fraction, without which no garbage is collected.
+    Under a cap, requests that failed in the recording are made again. Where one fits, it is freed at once, since what
+    the program does with it is not recorded. left: they have no more than what the driver had left then, which is less
+    than the cap if another process took memory. fraction_bytes: limit of set_per_process_memory_fraction, without which
+    no garbage is collected.
     """
     allocator = Allocator(rules, cap, fraction_bytes, descending)
     keys = {address: key for key, address in enumerate(start.live)}
@@ -207,8 +211,9 @@ def replay(
         except SimulatedOutOfMemoryError:
             return Replayed(allocator.reserved, failed=True)
     found = Replayed(allocator.reserved)
-    grown = 0
+    grown, recorded = 0, start.reserved
     for place, entry in enumerate(entries):
+        recorded += _change(entry)
         if place in releases:
             allocator.released()
         if entry.action in GROWS:
@@ -227,11 +232,13 @@ def replay(
             found.peak = max(found.peak, allocator.reserved)
             grown = 0
         elif entry.action == OOM and cap is not None:
+            allocator.cap = min(cap, recorded + entry.address) if left else cap
             try:
                 allocator.allocate(count, entry.size, entry.stream)
             except SimulatedOutOfMemoryError:
                 found.failed = True
                 break
+            allocator.cap = cap
             found.peak = max(found.peak, allocator.reserved)
             allocator.free(count)
             count += 1
@@ -598,7 +605,7 @@ def _try_settings(
         every = [
             replay(
                 start, entries, tried, order, (cap or found.limit.low) if tried.gc_threshold else None,
-                releases=emptied, cap=cap,
+                releases=emptied, cap=cap, left=found.limit.known != "given",
             )
             for cap in found.limit.caps
             for order in (False, True)
