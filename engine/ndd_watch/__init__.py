@@ -36,15 +36,17 @@ loads this folder by its path as the package `_ndd_watch`, so that nothing of ou
     recompute   blocks of a model that compute again in backward, for a memory budget; own training uses it
     turns       what each block of a model holds in a step, and the cheapest to compute again; also for own training
     fitting     the changes that need both: blocks that are given, or chosen in steps of the script
-    trying      a process of a trial: its gate, its changes, and what it does outside its working directory
+    trying      a process of a trial: its gate and its changes
+    outside     what a script does outside its folder, from its first line on; refuses it in a scratch copy
+    whose       whose an exception or a file is: ours, the library's or the script's
     window_facts  what a window tells beside the times of its phases; own training tells it by the same code
     emit        writes the events of the record, and obeys what the console asks for
 """
 
-from pathlib import Path
+import os as _os
 
 # Goes to the front of PYTHONPATH. It contains only sitecustomize.py.
-SITE = Path(__file__).resolve().parent / "site"
+SITE = _os.path.join(_os.path.dirname(_os.path.realpath(__file__)), "site")
 # Environment variable with the folder for the records; without it nothing is watched.
 FOLDER = "NDD_WATCH"
 # The same with the folder for the traces of profiler captures, and with that for snapshots of a full GPU memory.

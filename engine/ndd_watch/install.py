@@ -6,7 +6,7 @@ import sys
 from threading import get_ident
 from typing import Any, Callable
 
-from . import FOLDER, clock, trying, workers
+from . import FOLDER, clock, outside, trying, workers
 from .apart import (
     Dropped,
     WithoutCompiler,
@@ -36,7 +36,6 @@ from .profiler import Allowance, Asides, StepProfiler
 from .receiving import Receiving
 from .slowing import Sizes, Tables
 from .steps import PROFILE_NS, Steps
-from .trying import Outside
 from .waits import place
 
 thread_ns = time.thread_time_ns
@@ -64,7 +63,7 @@ class Observer:
         self.looks = Looks(torch)
         self.profiler = StepProfiler(own)
         self.modules = Modules(self.steps, self.looks, torch.is_grad_enabled)
-        self.outside = trying.outside() or Outside()
+        self.outside = outside.begin()
         self.origin = Origin(torch, self.looks)
         self.hooks = Hooks(
             self.steps,
@@ -359,10 +358,8 @@ class Observer:
             elif event == "exec":
                 if "_dynamo" in given[0].co_filename:
                     self.hooks.probes.known_to_compilers()
-            else:
-                self.outside.audit(event, given)
-                if event == "os.exec" and self.emitter.opened:  # nothing of this process remains
-                    self._tell_outside()
+            elif event == "os.exec" and self.emitter.opened:  # nothing of this process remains
+                self._tell_outside()
         except Exception as error:
             if not ours(error):
                 raise
@@ -623,7 +620,7 @@ def install(frameworks: bool = True) -> Observer:
         if event not in _UNHEARD:
             made.audit(event, given)
 
-    sys.addaudithook(audit)
+    outside.listener = audit
     threading._register_atexit(made.ended)
     os.register_at_fork(after_in_child=made.forked)
     return made

@@ -26,9 +26,9 @@ torch.set_num_threads(1)
 # Of trials, and functions that hold the guard themselves: what they raise has nobody to go to but the script.
 ELSEWHERE = (
     "changes", "switches", "caching", "trying.Script", "trying.given", "trying.spawned", "trying._peak",
-    "trying._workers", "trying.begin", "trying.give_up", "trying.outside", "trying.before_start",
-    "trying._switch", "apart.ours", "apart._reached", "apart.of_library", "apart.of_script",
-    "apart.without_our_frames", "apart.Contained", "apart.Dropped",
+    "trying._workers", "trying.begin", "trying.give_up", "trying.before_start", "trying._switch", "whose",
+    "outside.begin", "outside._found", "outside._hear", "apart.of_script", "apart.without_our_frames",
+    "apart.Contained",
 )  # fmt: skip
 ENTRIES = {
     "DeviceClock.mark",

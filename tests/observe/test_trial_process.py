@@ -22,11 +22,12 @@ from tests.tiers import few
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 
-from ndd_engine.script.command import UNWRITTEN
-from ndd_watch import FOLDER, SITE
+from ndd_engine.script.command import UNWRITTEN, linked
+from ndd_watch import FOLDER, LINKED, SITE
 from ndd_watch.changes import OF_SCRIPTS, make
+from ndd_watch.outside import _STARTS, Outside
 from ndd_watch.switches import Cache, Switch
-from ndd_watch.trying import _STARTS, Outside, Trainer, gate
+from ndd_watch.trying import Trainer, gate
 
 # The loader is made once, before the first step, and has its arguments by place; the loop may undo changes.
 SCRIPT = """
@@ -82,12 +83,12 @@ def ready(
         server.listen(1)
         sides = [{key.replace("__", "."): value for key, value in changes.items()}]
         spec = {
-            "socket": f"{short}/s", "sides": sides, "original": str(folder / "original"), "outside": outside,
-            "given": given or {},
+            "socket": f"{short}/s", "sides": sides, "given": given or {},
         }  # fmt: skip
         environment = {
             **os.environ, **UNWRITTEN, **(variables or {}), FOLDER: f"{short}/ranks", "PYTHONPATH": str(SITE),
-            "NDD_WATCH_TRY": json.dumps(spec), "OMP_NUM_THREADS": "1",
+            "NDD_WATCH_TRY": json.dumps(spec),
+            LINKED: "" if outside else linked(Path(short), folder / "original"), "OMP_NUM_THREADS": "1",
         }  # fmt: skip
         with subprocess.Popen(
             [sys.executable, *script, *words], env=environment, cwd=short, stderr=subprocess.PIPE,
@@ -498,6 +499,53 @@ def test_programs_that_may_change_something_are_named_and_others_are_not(
 ) -> None:
     found = told("subprocess.Popen", (words[0] if words else "git", words, None, None))
     assert (len(found[0]), len(found[1])) == (named, refused)
+
+
+WATCHED = {FOLDER: "/records", "PYTHONPATH": f"/more:{SITE}"}
+
+
+@pytest.mark.parametrize(
+    ("options", "environment", "refused"),
+    [
+        ([], None, False),
+        (["-u", "-W", "ignore"], WATCHED, False),
+        (["-I"], None, True),
+        (["-uS"], WATCHED, True),
+        (["-m", "it"], {**WATCHED, "PYTHONPATH": "/more"}, True),
+        ([], {}, True),
+    ],
+)
+def test_a_python_process_that_is_not_observed_is_another_program(
+    options: list[str], environment: dict[str, str] | None, refused: bool
+) -> None:
+    words = ["python3", *options, "work.py"]
+    assert len(told("subprocess.Popen", ("python3", words, None, environment))[1]) == refused
+    assert len(told("os.posix_spawn", ("/usr/bin/python3", words, environment))[1]) == refused
+
+
+def test_git_of_a_library_only_reads() -> None:
+    for words, refused in ((["git", "-C", "/x", "cat-file", "-p", "HEAD"], 0), (["git", "add", "x"], 1)):
+        for file in ("/home/user/train.py", "/opt/lib/site-packages/git/cmd.py"):
+            assert len(told("subprocess.Popen", ("git", words, None, None), file)[1]) == refused
+
+
+@pytest.mark.parametrize(
+    ("database", "written"),
+    [
+        ("/elsewhere/steps.db", "/elsewhere/steps.db"),
+        (b"/elsewhere/steps.db", "/elsewhere/steps.db"),
+        (Path("/elsewhere/steps.db"), "/elsewhere/steps.db"),
+        ("file:///elsewhere/steps.db?mode=rwc", "/elsewhere/steps.db"),
+        ("file:/elsewhere/steps.db?mode=ro", ""),
+        ("file:steps?mode=memory", ""),
+        (":memory:", ""),
+        ("", ""),
+        ("/tmp/steps.db", ""),
+    ],
+)
+def test_a_database_is_written_where_it_is_opened(database: Any, written: str) -> None:
+    seen, refused = told("sqlite3.connect", (database,))
+    assert seen == ([written] if written else []) and len(refused) == len(seen)
 
 
 @pytest.mark.parametrize("event", ["socket.connect", "socket.sendto"])

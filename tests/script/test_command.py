@@ -19,7 +19,7 @@ from ndd_engine.script.command import (
     scratch,
 )
 from ndd_engine.script.trials import started
-from ndd_watch.trying import Outside
+from ndd_watch.outside import Outside
 
 
 def command(text: str, folder: Path = Path("/somewhere")) -> Command:
@@ -189,7 +189,7 @@ def test_what_a_scratch_copy_links_to_is_not_written(
     folder, copied = beside
     told = list[str]()
     monkeypatch.chdir(copied)
-    outside = Outside(links=told.append, scratch=str(folder.parents[1] / "place"))
+    outside = Outside(told.append, scratch=str(folder.parents[1] / "place"))
     outside.writes(path)
     assert told == ([f"writes to {Path(path).resolve()}, outside its folder"] if refused else [])
 

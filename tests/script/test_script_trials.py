@@ -39,8 +39,9 @@ from ndd_engine.script.script_tuning import observe
 from ndd_engine.script.trials import ScriptProcess
 from ndd_engine.trial.outcome import LOSSES, SideFacts
 
-# A loop without data of its own. before, each, after: more lines of the script.
-LOOP = """import multiprocessing, os, random, socket, subprocess, sys
+# A loop without data of its own. first, before, each, after: more lines of the script, the first before torch.
+LOOP = """import multiprocessing, os, random, socket, sqlite3, subprocess, sys
+{first}
 from pathlib import Path
 
 import torch
@@ -58,9 +59,9 @@ for step in range(int(os.environ.get("STEPS", "1000000000"))):
 """
 
 
-def written(folder: Path, before: str = "", each: str = "", after: str = "") -> Path:
+def written(folder: Path, before: str = "", each: str = "", after: str = "", first: str = "") -> Path:
     path = folder / "train.py"
-    path.write_text(LOOP.format(before=before, each=each, after=after))
+    path.write_text(LOOP.format(first=first, before=before, each=each, after=after))
     return path
 
 
@@ -267,26 +268,60 @@ def test_what_a_trial_does_not_contain_ends_it_before(tmp_path: Path, does: str,
     assert not path.exists()
 
 
+CHILD = "subprocess.run([sys.executable, '-c', 'import sys; open(sys.argv[1], \"w\")', {path!r}])"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("does", "named"),
+    few(
+        [
+            (CHILD, "results.txt, outside its folder"),
+            ("open({path!r}, 'w')", "results.txt, outside its folder"),
+            ("os.system('date >> {path}')", "starts another program (date"),
+            ("sqlite3.connect({path!r}).execute('create table steps (loss)')", "results.txt, outside"),
+            ("subprocess.run([sys.executable, '-I', '-c', '1'])", "starts another program"),
+        ],
+        1,
+    ),
+    ids=["child", "file", "program", "database", "unwatched child"],
+)
+def test_what_a_script_does_before_it_imports_torch_ends_a_trial_before(
+    tmp_path: Path, does: str, named: str
+) -> None:
+    path = tmp_path / "results.txt"
+    path.write_text("of weeks")
+    script = written(tmp_path, first=does.format(path=str(path)))
+    with pytest.raises(ChildError) as failed:
+        trained(tmp_path, sys.executable, str(script))
+    assert named in str(failed.value) and "--allow-side-effects" in str(failed.value)
+    assert path.read_text() == "of weeks"
+
+
 @pytest.mark.long
 @pytest.mark.promise
-def test_what_a_run_started_at_its_end_is_named_before_a_trial(tmp_path: Path) -> None:
+def test_what_a_run_started_first_and_last_is_named_before_a_trial(tmp_path: Path) -> None:
     path = tmp_path / "outside.txt"
-    written(tmp_path, after=f"subprocess.run(['sh', '-c', 'date >> {path}'])")
+    does = "subprocess.run(['sh', '-c', '{} >> {}'])"
+    written(tmp_path, first=does.format("echo", path), after=does.format("date", path))
     run(tmp_path, "run", "--run", "base", "--", sys.executable, "train.py", STEPS="8")
     before = path.read_text()
     last = [event for event in events(tmp_path, "base") if isinstance(event, RunEvent)][-1]
-    assert last.config["script"]["outside"]["programs"] == [f"sh -c date >> {path}"]
+    assert last.config["script"]["outside"]["programs"] == [
+        f"sh -c {does} >> {path}" for does in ("echo", "date")
+    ]
     done = run(tmp_path, "try", "base", "--set", "run.threads=1", status=2)
     assert "sh -c date" in done.stderr and path.read_text() == before
 
 
 @pytest.mark.slow
 def test_a_command_that_is_tuned_is_refused_before_it_writes(tmp_path: Path) -> None:
-    path = tmp_path / "outside.txt"
-    script = written(tmp_path, f"open({str(path)!r}, 'a')")
+    path = tmp_path / "results.txt"
+    path.write_text("of weeks")
+    script = written(tmp_path, first=f"open({str(path)!r}, 'w')")
     words = shlex.split("tune --only threads --budget 5 --")
     done = run(tmp_path, *words, sys.executable, str(script), status=2)
-    assert "outside" in done.stderr and not path.exists()
+    assert "outside" in done.stderr and path.read_text() == "of weeks"
 
 
 def test_what_the_observed_copy_is_given_is_not_set_in_this_process(

@@ -369,7 +369,7 @@ def title_of(words: Sequence[str]) -> str:
     return Path((named or list(words))[0]).name if words else ""
 
 
-def environment(records: Path, site: Path, base: dict[str, str] | None = None) -> dict[str, str]:
+def environment(records: Path, site: str, base: dict[str, str] | None = None) -> dict[str, str]:
     """The environment of the command. records: folder of the observer's records; site: its way in."""
     found = dict(os.environ if base is None else base)
     for name in OWN_VARIABLES:

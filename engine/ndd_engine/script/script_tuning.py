@@ -49,7 +49,8 @@ def observe(
         def enough(snapshot: Snapshot) -> bool:
             totals = snapshot.totals
             seen = totals.steps >= OBSERVED_STEPS and totals.wall_ns >= OBSERVED_S * 1e9
-            return stop.is_set() or seen or time.monotonic() - begin > MOST_S
+            refused = bool(refused_in(Path(place)))  # of a process that the script has started
+            return stop.is_set() or seen or refused or time.monotonic() - begin > MOST_S
 
         run.execute_until(enough)
         if refused := refused_in(Path(place)):

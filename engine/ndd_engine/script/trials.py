@@ -375,16 +375,14 @@ class ScriptProcess(Trained):
             self._listener.bind(address)
             self._listener.listen(128)
             spec = {
-                "socket": address, "sides": [dict(side) for side in sides], "original": str(command.folder),
-                "outside": outside, "expected": dict(expected or {}), "given": read_back,
-                "seeded": seeded,
+                "socket": address, "sides": [dict(side) for side in sides], "expected": dict(expected or {}),
+                "given": read_back, "seeded": seeded,
             }  # fmt: skip
             made = environment(
                 self.folder / "ranks",
                 SITE,
                 {**os.environ, **SHARED_ENVIRONMENT, **OFFLINE, **UNWRITTEN, **own, **more},
             )
-            # For what the script starts, which is no process of the trial.
             kept = {LINKED: "" if outside else linked(self.folder, command.folder)}
             guard = [sys.executable, "-I", "-S", _GUARD, str(os.getpid()), str(self.folder)]
             guarded = [*guard, *becoming(copied.words, 0)]
@@ -437,6 +435,8 @@ class ScriptProcess(Trained):
 
     def _ask(self, command: Json, limit_s: float, tick: Tick) -> list[Json]:
         found = super()._ask(command, limit_s, tick)
+        if refused_in(self.folder):  # a process that the script has started
+            raise self._gone()
         if self._follower is not None:
             self._follower.poll()
             if command.get("measured") and not self._measuring:

@@ -1,7 +1,8 @@
 """Loads the observer into a Python process that imports torch, then runs the sitecustomize that this one hides.
 
-Python imports it at its start, because the folder is first on PYTHONPATH. Nothing here may raise or import torch, and
-every Python must be able to read it, also 2.7, which only runs the other sitecustomize.
+Python imports it at its start, because the folder is first on PYTHONPATH. What the script does outside its folder is
+heard from then on. Nothing here may raise or import torch, and every Python must be able to read it, also 2.7, which
+only runs the other sitecustomize.
 """
 
 
@@ -16,7 +17,8 @@ def _begin():
         if sys.version_info >= (3, 9) and os.environ.get("NDD_WATCH") and not _is_helper(sys):
             # A script may replace functions of the library before it imports torch.
             kept = {name: dict(vars(sys.modules[name])) for name in ("os", "time") if name in sys.modules}
-            _when_imported("torch", lambda module: _load(here, module, kept))
+            _put(here, kept)
+            _when_imported("torch", _load)
     except Exception:
         pass  # this process is not observed
     ours = sys.modules.pop("sitecustomize", None)
@@ -80,24 +82,29 @@ def _when_imported(wanted, then):
     sys.meta_path.insert(0, finder)
 
 
-def _load(here, torch, kept):
+def _put(here, kept):
+    """Make the observer's folder a package, and hear what the process does. Every Python process waits for this."""
     import os
     import sys
-    from importlib import import_module
-    from importlib.util import module_from_spec, spec_from_file_location
 
-    # Somebody's own file may have the name.
-    if not {"_C", "autograd", "__path__"} <= set(vars(torch)):
-        return
+    # Those of `importlib.util`, which would import more.
+    find = sys.modules["_frozen_importlib_external"].spec_from_file_location
     folder = os.path.dirname(here)
-    name = "_ndd_watch"
-    spec = spec_from_file_location(
-        name, os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
-    )
-    module = sys.modules[name] = module_from_spec(spec)
+    spec = find("_ndd_watch", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder])
+    module = sys.modules["_ndd_watch"] = sys.modules["_frozen_importlib"].module_from_spec(spec)
     module.AT_START = kept
     spec.loader.exec_module(module)
-    import_module(name + ".install").install()
+    import _ndd_watch.outside
+
+    _ndd_watch.outside.begin()
+
+
+def _load(torch):
+    from importlib import import_module
+
+    # Somebody's own file may have the name.
+    if {"_C", "autograd", "__path__"} <= set(vars(torch)):
+        import_module("_ndd_watch.install").install()
 
 
 _begin()
