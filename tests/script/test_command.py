@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -157,6 +159,61 @@ def beside(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         file.truncate(LINKED + 1)
     (root / "link").symlink_to(folder)
     return folder, scratch(folder, root / "place", folder / "runs")
+
+
+def test_links_and_empty_folders_are_in_a_copy(tmp_path: Path) -> None:
+    folder, elsewhere = tmp_path / "project", tmp_path / "elsewhere"
+    for one in (folder / "empty" / "inner", folder / "parts" / "a", folder / "runs", elsewhere):
+        one.mkdir(parents=True)
+    (elsewhere / "x.txt").write_text("1")
+    for name, target in (
+        ("data", elsewhere), ("newest", Path("parts/a")), ("whole", folder / "parts"), ("of_runs", folder / "runs"),
+        ("gone", elsewhere / "gone"), ("circle", Path("circle")), ("up", Path("..")), ("x.txt", elsewhere / "x.txt"),
+    ):  # fmt: skip
+        (folder / name).symlink_to(target)
+    copied = scratch(folder, tmp_path / "place", folder / "runs")
+    assert (copied / "empty" / "inner").is_dir() and (copied / "data" / "x.txt").read_text() == "1"
+    assert (copied / "up").resolve() == tmp_path and (copied / "gone").is_symlink()
+    assert not (copied / "runs").exists() and not (copied / "of_runs").exists()
+    # What is in the folder is that of the copy; a linked file is copied.
+    assert (copied / "newest").resolve() == (copied / "parts" / "a").resolve()
+    assert (copied / "whole").resolve() == (copied / "parts").resolve()
+    assert (copied / "x.txt").read_text() == "1" and not (copied / "x.txt").is_symlink()
+    refused = list[str]()
+    outside = Outside(refused.append, str(folder), str(tmp_path / "place"))
+    for path in ("data/new.txt", "gone", "up/project/train.py", "newest/new.txt", "whole/new.txt"):
+        outside.writes(str(copied / path))
+    assert len(refused) == 3
+    outside.audit("os.remove", (str(copied / "data"), -1))  # the link only
+    assert len(refused) == 3
+
+
+def test_git_reads_the_history_in_a_copy_and_does_not_write_to_it(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    folder.mkdir()
+
+    def git(where: Path, *words: str) -> str:
+        own = dict.fromkeys(("GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME", "EMAIL"), "x@example.org")
+        environment = {**os.environ, **own, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+        command = ("git", "-C", str(where), *words)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    def contents() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in (folder / ".git").rglob("*") if path.is_file()}
+
+    git(folder, "init", "-q")
+    (folder / "train.py").write_text("")
+    git(folder, "add", "train.py")
+    git(folder, "commit", "-qm", "First")
+    head, before = git(folder, "rev-parse", "HEAD"), contents()
+    copied = scratch(folder, tmp_path / "place", folder / "runs")
+    assert git(copied, "rev-parse", "HEAD") == head and git(copied, "status", "--porcelain") == ""
+    assert (
+        "First" in git(copied, "log") and Path(git(copied, "rev-parse", "--show-toplevel").strip()) == copied
+    )
+    git(copied, "commit", "-q", "--allow-empty", "-m", "Second")
+    assert git(copied, "rev-parse", "HEAD^") == head and git(folder, "rev-parse", "HEAD") == head
+    assert contents() == before
 
 
 def test_relative_paths_that_leave_the_folder_reach_the_original(beside: tuple[Path, Path]) -> None:

@@ -45,14 +45,15 @@ WEIGHTS = frozenset({".pt", ".pth", ".ckpt", ".safetensors", ".tar"})
 FEW = 4
 MOST_FILES = 20_000
 MOST_BYTES = 2 << 30
-# Folders that a script does not need: histories, environments, caches, and our own runs.
+# Folders that are not copied as they are: histories, environments, caches.
 LEFT_OUT = frozenset(
     {".git", ".hg", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache"}
 )
 # How the names of folders with scratch copies begin.
 SCRATCH = ".ndd-"
 # Python does not write its compiled files beside the originals that a scratch copy links to.
-UNWRITTEN = {"PYTHONDONTWRITEBYTECODE": "1"}
+# Neither does git, if the folder is a part of a repository.
+UNWRITTEN = {"PYTHONDONTWRITEBYTECODE": "1", "GIT_OPTIONAL_LOCKS": "0"}
 # Trackers write into the scratch folder instead of a server.
 OFFLINE = {
     "WANDB_MODE": "offline", "MLFLOW_TRACKING_URI": "file:./mlruns", "NEPTUNE_MODE": "offline",
@@ -165,14 +166,22 @@ def in_copy(command: Command, work: Path, environment: Mapping[str, str]) -> tup
 def copy(folder: Path, target: Path, but: Path) -> list[Path]:
     """Copy a folder; returns the files that are linked instead. but: a folder that is left out, such as the runs.
 
-    Raises UsageError if there is too much to copy, or if a file cannot be read.
+    Links lead to the copy of what is in the folder, and else to the original. Raises UsageError if there is too much to
+    copy, or if a file cannot be read.
     """
     files = total = 0
     linked: list[Path] = []
-    for path, relative in _files(folder, but.resolve()):
+    links: list[tuple[Path, Path]] = []
+    for path, relative in _entries(folder, but.resolve()):
         place = target / relative
-        place.parent.mkdir(parents=True, exist_ok=True)
         try:
+            if path.is_symlink() and not path.is_file():
+                links.append((path, place))
+                continue
+            if path.is_dir():
+                place.mkdir(parents=True, exist_ok=True)
+                _copy_history(path / ".git", place / ".git")
+                continue
             status = path.stat()
             files += 1
             if status.st_size > LINKED and path.suffix not in WEIGHTS:
@@ -190,11 +199,17 @@ def copy(folder: Path, target: Path, but: Path) -> list[Path]:
             raise UsageError(
                 f"{printable(str(path))} cannot be copied for a trial: {error.strerror}"
             ) from None
+    for path, place in links:
+        with contextlib.suppress(OSError, RuntimeError):  # a link in a circle leads nowhere, also in the copy
+            original = path.resolve()
+            inside = original.is_relative_to(folder.resolve())
+            copied = target / original.relative_to(folder.resolve()) if inside else original
+            place.symlink_to(copied if copied.exists() or not original.exists() else original)
     return linked
 
 
-def _files(folder: Path, but: Path) -> Iterator[tuple[Path, Path]]:
-    """(path, relative path) of the regular files."""
+def _entries(folder: Path, but: Path) -> Iterator[tuple[Path, Path]]:
+    """(path, relative path) of the folder and what is in it: folders, regular files, and links that lead to no file."""
     for place, folders, names in os.walk(folder):
         here = Path(place)
         folders[:] = [
@@ -204,9 +219,30 @@ def _files(folder: Path, but: Path) -> Iterator[tuple[Path, Path]]:
         ]
         with contextlib.suppress(OSError):
             folders[:] = [name for name in folders if (here / name).resolve() != but]
-        for name in names:
-            if (path := here / name).is_file():
+        yield here, here.relative_to(folder)
+        for name in (*folders, *names):
+            path = here / name
+            if path.is_symlink() or path.is_file():
                 yield path, path.relative_to(folder)
+
+
+# What git changes; its objects stay where they are.
+_OF_GIT = ("HEAD", "config", "config.worktree", "packed-refs", "index", "shallow", "info", "refs", "reftable")
+
+
+def _copy_history(original: Path, copied: Path) -> None:
+    """Let git read the history of a folder in its copy, and write to the copy only. original: a folder `.git`."""
+    objects = original / "objects"
+    if not objects.is_dir():
+        return
+    for name in _OF_GIT:
+        if (original / name).is_dir():
+            shutil.copytree(original / name, copied / name)
+        elif (original / name).is_file():
+            copied.mkdir(exist_ok=True)
+            shutil.copy2(original / name, copied / name)
+    (copied / "objects" / "info").mkdir(parents=True, exist_ok=True)
+    (copied / "objects" / "info" / "alternates").write_bytes(os.fsencode(objects.resolve()) + b"\n")
 
 
 def _is_environment(folder: Path) -> bool:
