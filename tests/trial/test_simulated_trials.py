@@ -12,6 +12,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,7 @@ from tests.records import run_event
 
 from ndd_console.cli.try_ import _edit
 from ndd_engine.child import ChildError
+from ndd_engine.errors import UsageError
 from ndd_engine.record.events import RunEvent, TrialEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.script import trials as trials_module
@@ -357,6 +359,14 @@ def test_a_stop_ends_the_trial_with_what_is_known(world: World) -> None:
     assert event.change["prepare_s"] == 1.5 and "1.0 GiB" in event.text
 
 
+def test_a_stop_after_some_blocks_says_what_is_known_once(world: World) -> None:
+    stop = threading.Event()
+    event = run(tell=lambda told: stop.set() if told.low is not None else None, stop=stop)
+    assert event.verdict == "stopped" and event.ratio is not None
+    assert event.text.startswith("stopped: ") and "before there was a result" not in event.text
+    assert "before the end of the measurement" in event.text
+
+
 def test_a_stop_before_the_trial_begins_starts_no_process(world: World) -> None:
     stop = threading.Event()
     stop.set()
@@ -518,6 +528,27 @@ def test_fp16_without_a_gradient_scaler_is_not_measured(world: World, tmp_path: 
     event = tried(tmp_path, "precision.amp=fp16")
     assert (event.verdict, event.ratio, world.measured) == ("inconclusive", None, [])
     assert "scaler" in event.text
+
+
+@pytest.mark.parametrize(("others", "measured"), [((), False), ((APART,), True)])
+def test_arguments_of_a_loader_that_is_never_made_are_not_measured(
+    world: World, tmp_path: Path, others: tuple[str, ...], measured: bool
+) -> None:
+    workers = ["2", "unchanged", False, "the script makes no DataLoader"]
+    world.facts = lambda changed: {"settings": {"loader.workers": workers}}
+    (tmp_path / "train.py").write_text("import torch\n")
+    request, base = asked(tmp_path, "loader.workers=2")
+    request = replace(request, sets=(*request.sets, *others))
+    event = run_script_trial(request, base.config, "cpu", lambda _: None)
+    assert bool(world.measured) == measured and "makes no DataLoader" in event.text
+    assert (event.verdict == "inconclusive") != measured and "raise --budget" not in event.text
+
+
+def test_two_values_of_one_key_are_refused() -> None:
+    base = Base("run base")
+    assert TrialRequest(base, ("loader.workers=1", "loader.workers = 1")).sets
+    with pytest.raises(UsageError, match=r"loader\.workers has two values: 1 and 2"):
+        TrialRequest(base, ("loader.workers=1", "run.threads=1", "loader.workers=2"))
 
 
 def test_items_of_another_length_are_compared_by_token(world: World, tmp_path: Path) -> None:

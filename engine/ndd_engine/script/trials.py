@@ -547,14 +547,13 @@ class ScriptSides(Sides):
         return OF_SCRIPTS.keys() >= set(self.changed) and AT_START.isdisjoint(self.changed)
 
     def never_happens(self) -> str:
-        if self.by_epochs and not all(facts.steps_per_epoch for facts in self.facts):
-            return "no second epoch began in the first steps, and the change acts only between epochs; raise --budget"
-        _, _, in_effect, _ = self.facts[1].settings.get("precision.amp", ("", "", None, ""))
-        return (
-            "nothing is measured, since the script cannot train with this setting"
-            if in_effect is False
-            else ""
-        )
+        known = self.facts[1].settings
+        useless = {key for key in self.changed if key in known and known[key][2] is False}
+        if "precision.amp" in useless or (useless == set(self.changed) and useless <= ARGUMENTS.keys()):
+            return "nothing is measured, since the change cannot take effect in this script"
+        missing = self.by_epochs and not all(facts.steps_per_epoch for facts in self.facts)
+        why = "no second epoch began in the first steps, and the change acts only between epochs; raise --budget"
+        return why if missing else ""
 
     def period(self, index: int, step_s: float) -> int:
         key = "run.gc_every_steps"

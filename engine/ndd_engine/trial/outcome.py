@@ -24,7 +24,7 @@ from ndd_engine.files import open_regular, write_text
 from ndd_engine.record.event import ASIDES, EXCHANGE, SKEW
 from ndd_engine.record.events import Event, Json, RanksEvent, TrialEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
-from ndd_engine.text import counted, duration, factor, finite, size, times
+from ndd_engine.text import counted, duration, factor, finite, printable, size, times
 from ndd_watch.changes import TABLE
 
 from .blocks import MOST_PAIRS
@@ -59,6 +59,17 @@ class Base:
 LENGTH = ("run.epochs", "run.max_steps")
 
 
+def check_once(sets: Iterable[str]) -> None:
+    """Raises UsageError if a key of "key=value" settings has two values."""
+    found: dict[str, str] = {}
+    for item in sets:
+        key, _, value = (part.strip() for part in item.partition("="))
+        if found.setdefault(key, value) != value:
+            raise UsageError(
+                f"{printable(key)} has two values: {printable(found[key])} and {printable(value)}"
+            )
+
+
 @dataclass(frozen=True)
 class TrialRequest:
     """The candidate: "key=value" settings on top of the baseline. cause: the finding they come from, if any.
@@ -66,7 +77,7 @@ class TrialRequest:
     restarts: measure in pairs of processes even if one process could switch between both sides. outside: a script may
     write outside its folder and use the network. within: end early once the interval reaches at most this share to
     either side, instead of once the verdict is clear. The length of the run
-    among `sets` moves to the baseline, so that it applies to both sides.
+    among `sets` moves to the baseline, so that it applies to both sides. Raises UsageError for a key with two values.
     """
 
     base: Base
@@ -78,6 +89,7 @@ class TrialRequest:
     within: float | None = None
 
     def __post_init__(self) -> None:
+        check_once(self.sets)
         length = tuple(item for item in self.sets if item.partition("=")[0].strip() in LENGTH)
         if length:
             base = replace(self.base, sets=(*self.base.sets, *length))

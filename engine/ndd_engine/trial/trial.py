@@ -348,7 +348,9 @@ class Trial:
         try:
             verdict, reason = self._measure()
         except StoppedError:
-            verdict, reason = "stopped", "stopped before there was a result"
+            measured = self._replicates.estimate() is not None
+            verdict = "stopped"
+            reason = "before the end of the measurement" if measured else "stopped before there was a result"
         except NotMeasurableError as error:
             verdict, reason = "inconclusive", str(error)
         except (BlocksDoNotFitError, SideFailedError) as error:

@@ -25,7 +25,7 @@ from ndd_engine.record.state import RunState
 from ndd_engine.script.command import Command
 from ndd_engine.script.trials import ARGUMENT, VARIABLE, is_start
 from ndd_engine.text import printable
-from ndd_engine.trial.outcome import Progress, TrialRequest
+from ndd_engine.trial.outcome import Progress, TrialRequest, check_once
 
 from . import options
 from .completion import run_names
@@ -88,6 +88,10 @@ def try_(asked: options.Asked) -> int:
     A live RUN is paused during the trial, and the result is stored in its record. Ctrl-C stops early and prints
     the result so far.
     """
+    arguments = (f"{ARGUMENT}{item}" for item in asked.arguments)
+    starts = (*arguments, *(f"{VARIABLE}{item}" for item in asked.variables))
+    sets = (*asked.sets, *starts)
+    check_once(sets)
     baseline = asked.words[0] if asked.words else None
     if len(asked.words) > 1:
         from ndd_engine.script.script_tuning import observe
@@ -98,9 +102,7 @@ def try_(asked: options.Asked) -> int:
         if stop.exit_status:
             return stop.exit_status
     base = baseline_of(baseline, asked.workload, asked.root)
-    arguments = (f"{ARGUMENT}{item}" for item in asked.arguments)
-    starts = (*arguments, *(f"{VARIABLE}{item}" for item in asked.variables))
-    sets, outside = (*asked.sets, *starts), asked.allow_side_effects
+    outside = asked.allow_side_effects
     if not sets and base.run is not None and (proposed := proposed_text(load_state(base.run).snapshot())):
         raise UsageError(f"no settings to try; the findings of {base.run.name} propose {proposed}")
     request = TrialRequest(base, sets, asked.budget, asked.cause, asked.restarts, outside)
