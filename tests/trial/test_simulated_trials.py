@@ -19,6 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.cli.program import refused
 from tests.records import run_event
 
 from ndd_console.cli.try_ import _edit
@@ -31,7 +32,15 @@ from ndd_engine.script.trials import edit_for, run_script_trial
 from ndd_engine.trial import sides as sides_module
 from ndd_engine.trial import trial as trial_module
 from ndd_engine.trial.estimates import Usual
-from ndd_engine.trial.outcome import CACHES, Base, PairVariances, Progress, SideFacts, TrialRequest
+from ndd_engine.trial.outcome import (
+    CACHES,
+    Base,
+    PairVariances,
+    Progress,
+    SideFacts,
+    TrialRequest,
+    check_once,
+)
 
 USUAL = "usual difference"
 CHANGE = "loader.fetch=item"
@@ -544,11 +553,12 @@ def test_arguments_of_a_loader_that_is_never_made_are_not_measured(
     assert (event.verdict == "inconclusive") != measured and "raise --budget" not in event.text
 
 
-def test_two_values_of_one_key_are_refused() -> None:
-    base = Base("run base")
-    assert TrialRequest(base, ("loader.workers=1", "loader.workers = 1")).sets
+def test_two_values_of_one_key_are_refused(tmp_path: Path) -> None:
+    check_once(("loader.workers=1", "loader.workers = 1"))
     with pytest.raises(UsageError, match=r"loader\.workers has two values: 1 and 2"):
-        TrialRequest(base, ("loader.workers=1", "run.threads=1", "loader.workers=2"))
+        check_once(("loader.workers=1", "run.threads=1", "loader.workers=2"))
+    words = ("try", "--set", "loader.workers=1", "--set", "loader.workers=2")
+    assert "loader.workers has two values: 1 and 2" in refused(*words, folder=tmp_path)
 
 
 def test_items_of_another_length_are_compared_by_token(world: World, tmp_path: Path) -> None:

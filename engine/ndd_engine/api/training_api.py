@@ -31,7 +31,7 @@ from ndd_engine.run.run import Run
 from ndd_engine.text import number, printable
 from ndd_engine.train.request import RunRequest
 from ndd_engine.train.training_run import TrainingRun
-from ndd_engine.trial.outcome import Progress, TrialRequest, differences
+from ndd_engine.trial.outcome import Progress, TrialRequest, check_once, differences
 from ndd_watch.changes import GLOBALS
 
 from .sources import PathLike, Sets, Source, baseline_of, configured_run, draft_of, root_of, strings
@@ -329,7 +329,8 @@ def run_trial(
 
     Raises:
         ConfigError: the baseline or the candidate is invalid.
-        UsageError: no setting is changed, or another live run on the device would disturb the measurement.
+        UsageError: no setting is changed, a key has two values, or another live run on the device would disturb the
+            measurement.
 
     Example:
         >>> event = run_trial("run.toml", {"loader.workers": 4}, budget=30)
@@ -341,7 +342,8 @@ def run_trial(
 
     root = root_of(runs)
     base = baseline_of(baseline, workload, root)
-    request = TrialRequest(base, strings(sets, "sets"), budget, restarts=separate_processes, outside=outside)
+    check_once(given := strings(sets, "sets"))
+    request = TrialRequest(base, given, budget, restarts=separate_processes, outside=outside)
     tell = on_progress or (lambda progress: None)
     if base.run is not None and base.run.command.exists():
         from ndd_engine.script.trials import check_script, run_script_trial, tried_run

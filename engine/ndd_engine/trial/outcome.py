@@ -60,7 +60,7 @@ LENGTH = ("run.epochs", "run.max_steps")
 
 
 def check_once(sets: Iterable[str]) -> None:
-    """Raises UsageError if a key of "key=value" settings has two values."""
+    """Raises UsageError if a user gives two values of one key among "key=value" settings."""
     found: dict[str, str] = {}
     for item in sets:
         key, _, value = (part.strip() for part in item.partition("="))
@@ -77,7 +77,7 @@ class TrialRequest:
     restarts: measure in pairs of processes even if one process could switch between both sides. outside: a script may
     write outside its folder and use the network. within: end early once the interval reaches at most this share to
     either side, instead of once the verdict is clear. The length of the run
-    among `sets` moves to the baseline, so that it applies to both sides. Raises UsageError for a key with two values.
+    among `sets` moves to the baseline, so that it applies to both sides.
     """
 
     base: Base
@@ -89,7 +89,6 @@ class TrialRequest:
     within: float | None = None
 
     def __post_init__(self) -> None:
-        check_once(self.sets)
         length = tuple(item for item in self.sets if item.partition("=")[0].strip() in LENGTH)
         if length:
             base = replace(self.base, sets=(*self.base.sets, *length))
