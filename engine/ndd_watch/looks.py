@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dis import get_instructions
 from functools import lru_cache, partial
 from inspect import CO_OPTIMIZED
+from itertools import chain
 from types import FunctionType, GeneratorType, ModuleType
 from typing import Any, Callable
 
@@ -39,6 +40,7 @@ RANDOM = frozenset({
     "MixUp", "CutMix", "SpecAugment", "TimeMasking", "FrequencyMasking",
 })  # fmt: skip
 MOST_LOOKS = 64
+_CACHED = type(lru_cache(len))
 # What a function calls to get its own variables.
 _SEEN_BY_ITSELF = frozenset({"locals", "vars", "eval", "exec"})
 _LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME"})
@@ -117,19 +119,43 @@ def _sees_itself(code: Any) -> bool:
 
 
 def function_of(code: Any, names: dict[str, Any]) -> Any:
-    """The function with this code, also a method of a class of the module; None if it is not found.
+    """The function with this code, also a method of a class of the module, or one that a decorator of Python wraps.
 
-    names: the globals of its module. Before Python 3.11, a method in a class within a class is not found.
+    None if it is not found, or if it is the code of several, as that of a decorator's inner function may be. names: the
+    globals of its module. Before Python 3.11, a method in a class within a class is not found.
     """
-    name = code.co_name
     outer, _, _ = getattr(code, "co_qualname", "").rpartition(".")
-    if outer:
-        holders = [_class_named(outer.split("."), names)]
-    else:
-        holders = [value for value in list(names.values()) if issubclass(type(value), type)]
-    found = [names.get(name), *(namespace(kind).get(name) for kind in holders if kind is not None)]
-    functions = (one.__func__ if type(one) in (staticmethod, classmethod) else one for one in found)
-    return next((one for one in functions if type(one) is types.FunctionType and one.__code__ is code), None)
+    values = list(names.values())
+    holders = [value for value in values if issubclass(type(value), type)]
+    if outer and (inner := _class_named(outer.split("."), names)) is not None:
+        holders.append(inner)
+    places = [values, *(list(namespace(kind).values()) for kind in holders)]
+    found = {
+        id(function): function
+        for value in chain.from_iterable(places)
+        for function in _functions(value)
+        # Python reports each look at a code to audit hooks.
+        if function.__name__ == code.co_name or "__wrapped__" in function.__dict__
+        if function.__code__ is code
+    }
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _functions(value: Any) -> Iterator[Any]:
+    """The functions in a value of a module or a class: of properties and caches, too."""
+    for _ in range(WITHIN):
+        kind = type(value)
+        if kind is FunctionType:
+            yield value
+            return
+        if kind is staticmethod or kind is classmethod:
+            value = value.__func__
+        elif kind is property:
+            value = value.fget
+        elif kind is _CACHED:
+            value = attribute(value, "__wrapped__")
+        else:
+            return
 
 
 def _class_named(path: list[str], names: dict[str, Any]) -> Any:
@@ -286,6 +312,25 @@ class Looks:
         """How often a tensor has been changed in place; 0 if that is not counted."""
         with self.silent():
             return 0 if tensor.is_inference() else int(tensor._version)
+
+    def stored(self, tensor: Any) -> tuple[Any, int] | None:
+        """(what a tensor is a part of, how often that was changed in place); None if changes may not be counted.
+
+        NumPy and other processes write to memory that they share without a count.
+        """
+        with self.silent():
+            if tensor.is_nested or tensor.layout is not self._strided or tensor.is_inference():
+                return None
+            shared = tensor.device.type == "cpu" and tensor.is_shared()
+            if shared or not tensor.untyped_storage().resizable():
+                return None
+            whole = tensor if tensor._base is None else tensor._base
+            return (whole, int(tensor._version)) if self.is_tensor(whole) else None
+
+    def offset(self, tensor: Any) -> int:
+        """Where the elements of a tensor begin in its memory."""
+        with self.silent():
+            return int(tensor.storage_offset())
 
     def bytes_of(self, tensor: Any) -> int:
         """The bytes of the elements of a tensor; 0 if they cannot be counted."""

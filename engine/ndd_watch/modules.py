@@ -6,6 +6,7 @@ All modules share `nn.Module.__call__`, so one probe sees them all. Calls within
 from __future__ import annotations
 
 import weakref
+from array import array
 from threading import get_ident
 from typing import Any, Callable
 
@@ -13,6 +14,7 @@ from .apart import module_of
 from .clock import (
     BASE,
     CURRENT,
+    DONE,
     EVALUATE,
     FORWARD,
     LAST,
@@ -39,9 +41,78 @@ from .steps import Steps
 # Calls of modules within another one, up to which hearing them costs less than taking the probes out and putting them
 # back.
 FEW_CALLS = 16
+# Calls in a row on stored data, from which on they are an evaluation, and tensors that are remembered as such data.
+FEW_STORED, MOST_STORED = 3, 256
+# Steps that are timed by phase to look for such an evaluation, until one is found.
+MOST_TRIES = 8
 _RECURRENT = "torch.nn.modules.rnn"
 # The name of a class, without code of its metaclass.
 _NAME = type.__dict__["__name__"]
+
+
+class StoredData:
+    """Recognises an evaluation without `eval()` and without a loader: calls in a row that go through stored data.
+
+    Such calls have no gradients, and no backward pass is among them. Their inputs, or the tensors that these are slices
+    of, were there before an earlier step and have not changed since. Each input is another part, or has more items than
+    a batch of the training. In a rollout, what a model receives depends on what it has answered: it is new.
+
+    count: such calls in a row. It is set to 0 by a call with gradients.
+    """
+
+    def __init__(self, steps: Steps, looks: Looks) -> None:
+        self._steps, self._looks = steps, looks
+        self.count = 0
+        # By key: the tensor, how often it had been changed in place, and the steps before it was seen first.
+        self._known: dict[int, tuple[weakref.ref[Any], int, int]] = {}
+        # Of the first call in a row: the steps and backward passes before it, and the times of the step.
+        self._at = (0, 0)
+        self._times = array("q", row)
+        # Of the last call: the key of its tensor, and where its part of that begins.
+        self._last = (0, 0)
+
+    def knows(self, tensor: Any) -> bool:
+        """Whether an input was there before the present step; it is remembered."""
+        found = self._looks.stored(tensor)
+        if found is None:
+            return False
+        whole, changes = found
+        key = key_of(whole)
+        known = self._known.get(key)
+        if known is not None and known[0]() is whole and known[1] == changes:
+            return known[2] < S[DONE]
+        self._known.pop(key, None)
+        if len(self._known) >= MOST_STORED:
+            del self._known[next(iter(self._known))]
+        self._known[key] = weakref.ref(whole), changes, S[DONE]
+        return False
+
+    def evaluates(self, given: Any) -> bool:
+        """A model that trains is called without gradients; whether this turns out to be an evaluation.
+
+        Its calls so far are part of that then.
+        """
+        tensor = self._looks.first_tensor(given) if self._looks.allowed() else None
+        if tensor is None or not self.knows(tensor):
+            self.count = 0
+            return False
+        shape = self._looks.shape(tensor)
+        part = key_of(self._looks.stored(tensor)[0]), self._looks.offset(tensor)  # type: ignore[index]
+        large = bool(shape) and shape[0] > S[INPUT] > 0  # type: ignore[index]
+        at = S[DONE], self._steps.backwards
+        if not self.count or at != self._at or (part == self._last and not large):
+            self.count, self._at = 0, at
+            enter(S[CURRENT])
+            self._times[:] = array("q", row)
+        self._last = part
+        self.count += 1
+        if self.count != FEW_STORED:
+            return False
+        enter(S[CURRENT])
+        spent = sum(row) - sum(self._times)
+        row[:] = self._times
+        row[EVALUATE] += spent
+        return True
 
 
 class Modules:
@@ -49,9 +120,15 @@ class Modules:
 
     def __init__(self, steps: Steps, looks: Looks, grad_enabled: Callable[[], bool]) -> None:
         self._steps, self._looks, self.grad_enabled = steps, looks, grad_enabled
-        # Keys of modules that were called outermost while they trained, and their classes.
+        # Keys of modules that were called outermost with gradients, and the classes of all that trained.
         self._trained: set[int] = set()
         self._kinds: set[int] = set()
+        # Those that were called without gradients, such as a teacher.
+        self._silent: set[int] = set()
+        self.stored = StoredData(steps, looks)
+        # Steps that were timed by phase to look for evaluations, see `_seek`, and what ends that.
+        self._tries = 0
+        self._end_seeking: Callable[[], None] = lambda: None
         # By key of such a class, whether its input is (time, batch, …).
         self._time_first: dict[int, bool] = {}
         # In the first call of a class that is looked at: its key, the shape of its input, and whether that is of whole
@@ -83,6 +160,43 @@ class Modules:
         if probes.put(base.__call__, *self._call_hooks(), False, "all"):
             self._listen = probes.switch(base.__call__)
         probes.put(base.train, self._mode_hook(), None, False)
+        self._steps.some_long = lambda: self._seek(torch, probes)
+
+    def _seek(self, torch: Any, probes: Probes) -> None:
+        """Some steps are much longer than the others: look for evaluations where gradients are turned off.
+
+        In steps that are timed as a whole, calls of modules are not heard.
+        """
+        self._steps.some_long = lambda: None
+        entries = [one.__enter__ for one in (torch.no_grad, torch.inference_mode)]
+        switches = [
+            probes.switch(entry) for entry in entries if probes.put(entry, self._no_gradients(), None, False)
+        ]
+
+        def end() -> None:
+            for switch in switches:
+                switch(False)
+
+        self._end_seeking = end
+
+    def _no_gradients(self) -> Any:
+        """A hook: gradients are turned off, perhaps for an evaluation between two steps."""
+        steps, traced = self._steps, self._looks.traced
+
+        def begins(_probe: Any, zero: int) -> int:
+            if S[TIMED] or steps.backwards or S[TRAINER] != get_ident() or traced():
+                return zero
+            try:
+                self._tries += 1
+                if self._tries > MOST_TRIES:
+                    self._end_seeking()
+                else:
+                    steps.time_this()
+            except Exception as error:  # noqa: BLE001
+                steps.missed(error)
+            return zero
+
+        return begins
 
     def reset(self) -> None:
         """No module is being called: calls that ended with an exception were not heard."""
@@ -178,7 +292,7 @@ class Modules:
                 enter(S[CURRENT])  # it makes progress
                 if self._steps.asides is not None:
                     self._steps.asides.goes_on()
-                self._steps.own_evaluation |= key_of(module) in self._trained
+                self._own_evaluation(module)
                 return
             self.evaluation(False)
         current, kind = S[CURRENT], type(module)
@@ -189,11 +303,17 @@ class Modules:
         # Others that only compute, such as a teacher or an encoder that is frozen, are part of the step.
         if not trains and key_of(kind) in self._kinds:
             self.evaluation(True)
-            self._steps.own_evaluation |= key_of(module) in self._trained
+            self._own_evaluation(module)
+            return
+        if grad:
+            self.stored.count = 0
+        elif key_of(module) in self._trained and self.stored.evaluates((args, kwargs)):
+            self._tries = 0
+            self.evaluation(True)
             return
         loss = "modules.loss" in module_of(kind)
         if trains and not loss:
-            self._trained.add(key_of(module))
+            (self._trained if grad else self._silent).add(key_of(module))
             self._kinds.add(key_of(kind))
             if self.replica is not None and isinstance(module, self.replica):
                 self._replicate(module)
@@ -216,6 +336,11 @@ class Modules:
         if marks:
             mark(S[CURRENT])
 
+    def _own_evaluation(self, module: Any) -> None:
+        """A module is called in an evaluation. Stored data may also be gone through in each step, to choose from it."""
+        if self.stored.count < FEW_STORED:
+            self._steps.own_evaluation |= key_of(module) in self._trained or key_of(module) in self._silent
+
     def _replicate(self, module: Any) -> None:
         """Remember a DistributedDataParallel."""
         alive = [one for one in self.replicas if one() is not None]
@@ -232,6 +357,7 @@ class Modules:
             return
         if self.received is not None:
             self.received(tensor)
+        self.stored.knows(tensor)
         shape = self._looks.shape(tensor)
         if shape is None:
             return
@@ -276,7 +402,7 @@ class Modules:
                 if key_of(type(module)) in self._kinds:
                     if mode is False and S[BASE] == OTHER == S[CURRENT] and not self._depth[0]:
                         self.evaluation(True)
-                        steps.own_evaluation |= key_of(module) in self._trained
+                        self._own_evaluation(module)
                     elif mode is True and S[BASE] == EVALUATE:
                         self.evaluation(False)
             except Exception as error:  # noqa: BLE001

@@ -83,6 +83,8 @@ PROFILE_NS = int(float(os.environ.get("NDD_WATCH_PROFILE_S", "30")) * 1e9)
 COST_NS, MOST_MORE_NS = 300_000, 600_000
 SHARE = float(os.environ.get("NDD_WATCH_SHARE", "0.0025"))
 MOST_SKIPPED = 64
+# So much longer than usual are steps that may have an evaluation.
+MUCH_LONGER = 4
 # Backward passes, without a step of an optimizer, after which they end the steps, or zeroed gradients do.
 FEW_BACKWARDS = 8
 # The same where an optimizer exists, and no compiler has read its step: it is likely to be heard later.
@@ -179,6 +181,8 @@ class Steps:
         self.grad_norm: float | None = None
         # Set by the hooks: takes those out that steps without phases do not need, or puts them back.
         self.rest: Callable[[bool], None] = lambda on: None
+        # Set by `Modules`: called where steps are timed as a whole that are much longer than the others.
+        self.some_long: Callable[[], None] = lambda: None
         # Set by `install`: ends a window; learns from a step; called at the end of each step by a trial; called with
         # our own errors, at the end and for a figure that is lost.
         self.window: Callable[[], None] = lambda: None
@@ -498,6 +502,8 @@ class Steps:
                 self.next_study = min(self.next_study, self.earliest)
             self.usual_ns = step_ns
             self.every = timed_every(step_ns) if SHARE else 1
+            if self.every > 1 and lengths and lengths[-1] > MUCH_LONGER * step_ns:
+                self.some_long()
             self.end_window()
         self.garbage.after_step(S[DONE])
         if self.gate is not None:

@@ -27,13 +27,12 @@ MAIN: dict[str, tuple[str, ...]] = {
     "compiled model": ("backward",), "compiled function": ("backward",), "compiled place": ("backward",),
     "collects each": ("other",), "embeds 300000": ("optimizer",), "epochs anew": ("data_wait",),
     "batches batches": (GENERATOR,), "batches get": ("data_wait",), "batches __next__": ("data_wait",),
-    "batches made": ("data_wait",), "batches ahead": ("backward",),
+    "batches made": ("data_wait",), "batches ahead": ("backward",), "evaluates": ("evaluate",),
+    "retains wide": ("backward",), "recompiles": ("other",), "recompiles number": ("other",), "recomputes 160": ("backward",),
+    "locks 2": ("other",), "stored slices": ("evaluate",),
 }  # fmt: skip
-# What needs a GPU or a package; and subjects whose steps take so little that no phase takes most of them.
-ELSEWHERE = {
-    "accelerate_fit", "captured", "common", "evaluates", "fake_gpu", "hf_trainer", "lightning_fit", "locks", "on_gpu",
-    "recompiles", "recomputes", "retains",
-}  # fmt: skip
+# What needs a GPU or a package.
+ELSEWHERE = {"accelerate_fit", "captured", "common", "fake_gpu", "hf_trainer", "lightning_fit", "on_gpu"}  # fmt: skip
 
 
 def phase_of(name: str) -> str:
@@ -75,7 +74,7 @@ def test_steps_phases_and_losses(tmp_path: Path, name: str) -> None:
     phases = ran.phases()
     main = {*map(phase_of, MAIN[name])}
     assert main_phases(ran, len(main)) == main
-    if name != "compiled function":
+    if name not in ("compiled function", "recompiles"):  # modules within a compiled function are not heard
         assert phases["forward"] > 0 and phases["backward"] > 0
     bare = run(tmp_path, f"{script}.py", *words, observed=False)
     # The compiler of torch 2.1 takes no object of ours for a constant: docs/noticeable.md tells.
@@ -126,3 +125,26 @@ def test_a_backward_pass_within_another_one_is_no_micro_step(tmp_path: Path) -> 
     ran = run(tmp_path, "recomputes.py")
     assert ran.total("timed_steps") < ran.total("steps")  # some are timed as a whole
     assert ran.total("micro_steps") == ran.total("steps")
+
+
+@pytest.mark.parametrize(
+    ("kind", "evaluations"),
+    few(
+        [
+            # Of 12, the first is not known yet, and the last is no part of the training.
+            ("slices", 10), ("rollout", 0), ("teaches", 0), ("inference", 10), ("whole", 10), ("rollout_in_place", 0),
+            ("rollout_elsewhere", 0), ("answers", 0), ("noisy", 0), ("chosen", 1),
+        ],
+        3,
+    ),
+)  # fmt: skip
+def test_calls_that_go_through_stored_data_without_gradients_are_an_evaluation(
+    tmp_path: Path, kind: str, evaluations: int
+) -> None:
+    ran = run(tmp_path, "stored.py", kind, NDD_WATCH_SHARE="0")  # all steps are timed by phase
+    assert ran.status == 0, ran.errors
+    assert ran.total("steps") == 60
+    assert ran.total("evaluations") == evaluations
+    assert (ran.phases().get("evaluate", 0) > 0) == (evaluations > 0)
+    ran.assert_closed()
+    assert ran.out == run(tmp_path, "stored.py", kind, observed=False).out

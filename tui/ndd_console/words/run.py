@@ -243,8 +243,9 @@ def summary(snapshot: Snapshot, end: EndEvent | None, folder: Path, rules: Rules
     """The result of a run with its diagnosis, printed at its end, with control characters escaped."""
     result = Diagnosis(rules).of(snapshot)
     told = [finding for finding in result.findings if finding.cause != "too-short"][:MOST_FINDINGS]
-    # A run of which nothing else is known says that it ended too early to be judged.
-    told = told or list(result.findings)
+    # A run that has trained and of which nothing else is known says that it ended too early to be judged.
+    if snapshot.step or (end or snapshot).step:
+        told = told or list(result.findings)
     return [printable(line) for line in (*_summary(snapshot, end, folder, told), result.trouble) if line]
 
 
