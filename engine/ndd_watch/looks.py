@@ -7,8 +7,10 @@ even an ordinary tensor does not stay unnoticed.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os as _os
+import struct
 import sys
 import sysconfig
 import tempfile
@@ -226,6 +228,40 @@ _SCALARS = (
 DEPTH = 3
 
 
+# The first numbers that are compared, and how many of them at least; bits of a number of torch -> its format.
+FEW_NUMBERS, LEAST_NUMBERS = 16, 4
+_FORMATS = {(True, 4): "f", (True, 8): "d", (False, 4): "i", (False, 8): "q"}
+
+
+def listed_numbers(value: Any, depth: int = DEPTH) -> Iterator[Any]:
+    """(sizes, first numbers) of the lists of numbers in a value, as torch would make tensors of them."""
+    kind = type(value)
+    if kind is dict:
+        value = tuple(value.values())
+    elif kind is not tuple and kind is not list:
+        return
+    sizes, inner = [], value
+    while type(inner) in (list, tuple) and inner:
+        sizes.append(len(inner))
+        last, inner = inner, inner[0]
+    if type(inner) in (int, float):
+        yield from _alike(tuple(sizes), last[:FEW_NUMBERS])
+    if depth and len(value) <= MOST_LOOKS:
+        for one in value:
+            yield from listed_numbers(one, depth - 1)
+
+
+def _alike(sizes: tuple[int, ...], numbers: Any) -> Iterator[Any]:
+    """The sizes, and the numbers as of float32; nothing where these are too few to tell lists apart."""
+    known = tuple(numbers)
+    packed = b""
+    if all(type(one) in (int, float) for one in known) and len({*known}) >= LEAST_NUMBERS:
+        with Dropped(OverflowError):
+            packed = struct.pack(f"{len(known)}f", *known)
+    if packed:
+        yield sizes, packed
+
+
 class Looks:
     """torch: the module of the script. compiling: whether torch compiles at present."""
 
@@ -326,6 +362,19 @@ class Looks:
                 return None
             whole = tensor if tensor._base is None else tensor._base
             return (whole, int(tensor._version)) if self.is_tensor(whole) else None
+
+    def first_numbers(self, tensor: Any) -> Any:
+        """(sizes, first numbers of its first row) of a tensor on the CPU, as `listed_numbers`; None without any."""
+        shape, span = self.shape(tensor), self.span(tensor)
+        if not shape or span is None:
+            return None
+        with self.silent():
+            key = bool(self._floating(tensor)), int(tensor.element_size())
+        if key not in _FORMATS:
+            return None
+        count = min(shape[-1], FEW_NUMBERS)
+        data = ctypes.string_at(span[0], count * key[1])
+        return next(_alike(shape, struct.unpack(f"{count}{_FORMATS[key]}", data)), None)
 
     def offset(self, tensor: Any) -> int:
         """Where the elements of a tensor begin in its memory."""

@@ -80,7 +80,7 @@ class StoredData:
         key = key_of(whole)
         known = self._known.get(key)
         if known is not None and known[0]() is whole and known[1] == changes:
-            return known[2] < S[DONE]
+            return bool(known[2] < S[DONE])
         self._known.pop(key, None)
         if len(self._known) >= MOST_STORED:
             del self._known[next(iter(self._known))]
@@ -136,8 +136,8 @@ class Modules:
         self._root: tuple[int, tuple[int, ...], bool] | None = None
         # Hear calls of modules, or do not.
         self._listen: Callable[[bool], None] = lambda on: None
-        # Called with the first tensor that a model receives.
-        self.received: Callable[[Any], None] | None = None
+        # Called with the first tensor that a model receives, and whether it does so with gradients.
+        self.received: Callable[[Any, bool], None] | None = None
         # In a profiled step: count the hooks of the models that train, and the rows of embeddings that it reads.
         self.sizes: Sizes | None = None
         self.tables: Tables | None = None
@@ -356,7 +356,7 @@ class Modules:
         if tensor is None:
             return
         if self.received is not None:
-            self.received(tensor)
+            self.received(tensor, self.grad_enabled())
         self.stored.knows(tensor)
         shape = self._looks.shape(tensor)
         if shape is None:

@@ -35,7 +35,7 @@ from typing import Any, Callable, Literal, NamedTuple
 
 from .apart import Dropped, ours, signal
 from .clock import CURRENT, DATA_WAIT, TIMED, S, enter, now
-from .looks import Looks, own, own_frame
+from .looks import Looks, listed_numbers, own, own_frame
 
 # Signals whose handlers raise exceptions again and again, as time limits do.
 ALARMS = signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF
@@ -207,11 +207,15 @@ def make_way() -> None:
             listening.end()
 
 
+# Lists whose first numbers are remembered; and functions that return what a model acts on, not what it trains on.
+MOST_LISTS, _OF_ENVIRONMENTS = 64, ("step", "reset")
+
+
 class Learning:
     """Learns which function returned the first tensor of the model's input, from every call in a step.
 
-    It keeps nothing of the script's: tensors are remembered weakly. source: code of the function, and its globals by
-    `names`; None before it is known.
+    Also one that returned lists of the same sizes that begin with the same numbers. It keeps nothing of the script's:
+    tensors are remembered weakly. source: code of the function, and its globals by `names`; None before it is known.
     """
 
     def __init__(self, looks: Looks) -> None:
@@ -222,6 +226,8 @@ class Learning:
         self._loops: list[Any] = []
         self._until = 0
         self._returned: dict[int, tuple[weakref.ref[Any], Any, dict[str, Any]]] = {}
+        # (sizes, first numbers) of lists -> the function that returned them first.
+        self._lists: dict[Any, tuple[Any, dict[str, Any]]] = {}
         self._listening = Listening(self._returns)
 
     def listen(self, loop: Any, usual_ns: int) -> bool:
@@ -232,20 +238,24 @@ class Learning:
         """
         if handles_alarms():
             return False
-        self._loops, self._returned = _callers(loop), {}
+        self._loops, self._returned, self._lists = _callers(loop), {}, {}
         self._until = now() + LONGER * usual_ns + SPARE_NS
         return self._listening.begin()
 
     def deaf(self) -> None:
         """End `listen`."""
         self._listening.end()
-        self._returned = {}
+        self._returned, self._lists = {}, {}
 
-    def received(self, tensor: Any) -> None:
-        """A model receives this tensor first."""
+    def received(self, tensor: Any, grad: bool) -> None:
+        """A model receives this tensor first. grad: to train on it; what it acts on is no batch."""
+        if self.source is not None:
+            return
         found = self._returned.get(id(tensor))
-        if self.source is None and found is not None and found[0]() is tensor:
+        if found is not None and found[0]() is tensor:
             self.source, self.names = found[1:]
+        elif grad and self._lists and (listed := self._lists.get(self._looks.first_numbers(tensor))):
+            self.source, self.names = listed
 
     def _returns(self, frame: Any, value: Any) -> None:
         """A function returns this value."""
@@ -265,6 +275,9 @@ class Learning:
                 if known is None or known[0]() is not tensor:
                     # Its first returner made it; later ones pass it on.
                     self._returned[id(tensor)] = weakref.ref(tensor), frame.f_code, frame.f_globals
+            if frame.f_code.co_name not in _OF_ENVIRONMENTS and len(self._lists) < MOST_LISTS:
+                for numbers in listed_numbers(value):
+                    self._lists.setdefault(numbers, (frame.f_code, frame.f_globals))
         except Exception as error:
             with Dropped():
                 self.deaf()

@@ -4,6 +4,7 @@ The loop of the module calls "get_batch" and "batches", a generator; a function 
 "ahead", the next batch is made between forward and backward.
 """
 
+import functools
 import sys
 
 import torch
@@ -26,6 +27,18 @@ def batches(count):
         busy(0.004)
         x = torch.randn(16, 8)
         yield x, x.sum(1, keepdim=True)
+
+
+def passed_on(function):
+    @functools.wraps(function)
+    def inner(*given):
+        return function(*given)
+
+    return inner
+
+
+def noise():  # as large as the lists of a batch
+    return torch.randn(16, 8).tolist()
 
 
 class Source:
@@ -53,6 +66,21 @@ class Feed(Source.Feed):
     def made():
         return feed.get()
 
+    @passed_on
+    def wrapped(self):
+        return self.get()
+
+    @property
+    def newest(self):
+        return self.get()
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019
+    def cached(self, number):
+        return self.get()
+
+    def listed(self):
+        return [one.tolist() for one in self.get()]
+
 
 def train(x, y):
     loss = ((model(x) - y) ** 2).mean()
@@ -63,8 +91,16 @@ def train(x, y):
 
 
 def epoch(steps):
-    for _ in range(steps):
-        x, y = next(feed) if how == "__next__" else getattr(feed, how)()
+    for number in range(steps):
+        if how == "newest":
+            x, y = feed.newest
+        elif how == "cached":
+            x, y = feed.cached(number)
+        elif how == "listed":
+            noise()
+            x, y = map(torch.tensor, feed.listed())
+        else:
+            x, y = next(feed) if how == "__next__" else getattr(feed, how)()
         loss = train(x, y)
     return loss
 

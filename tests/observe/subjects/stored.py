@@ -10,6 +10,7 @@ KIND = sys.argv[1]
 model, teacher = (nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)) for _ in range(2))
 train, held, pool = torch.randn(256, 64), torch.randn(4096, 64), torch.randn(64, 64)
 memory = bytearray(4 * 8 * 64)
+shared = torch.frombuffer(memory, dtype=torch.float32).view(8, 64)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 
 
@@ -38,9 +39,9 @@ def rollout_in_place():  # into a tensor that is made once
     return float(pool.sum())
 
 
-def rollout_elsewhere(seen=torch.frombuffer(memory, dtype=torch.float32).view(8, 64)):
+def rollout_elsewhere():
     for at in range(6):  # an environment writes to memory that torch knows nothing of
-        memory[256 * at] = int(model(seen[at]).sum()) % 100
+        memory[256 * at] = int(model(shared[at]).sum()) % 100
     return float(memory[256])
 
 
