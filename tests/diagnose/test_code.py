@@ -14,7 +14,7 @@ from planted_runs import HEALTHY, MS, Planted, beside, cores, evaluated, healthy
 from ndd_console.words.finding import finding_line
 from ndd_engine.diagnose import Finding, diagnose
 from ndd_engine.diagnose.view import View
-from ndd_engine.record.events import FunctionsEvent, StacksEvent
+from ndd_engine.record.events import FunctionsEvent, MarkEvent, StacksEvent
 
 
 def called(
@@ -74,6 +74,22 @@ def test_a_call_that_waits_is_the_place_of_a_wait() -> None:
         "slow-function"
     )
     assert "DataFrame.xs" in found.title and "less often" in found.changes[0].text
+
+
+@pytest.mark.parametrize(("timed", "ahead"), [(False, True), (None, False)])
+def test_what_makes_batches_and_is_not_timed_as_that_is_to_work_ahead(
+    timed: bool | None, ahead: bool
+) -> None:
+    step = profiled(("other", "/me/train.py", 12, "Feed.next_batch", 7.0))
+    told = {"file": "/me/train.py", "line": 12, "function": "next_batch"}
+    mark = MarkEvent(
+        "note", 0, "batches are made by next_batch", told if timed is None else {**told, "timed": timed}
+    )
+    found = calling(8.0, functions=step, marks=[mark]).named("slow-function")
+    assert ("ahead" in found.changes[0].text) == ahead
+    assert ("once before training" in found.changes[0].text) != ahead
+    other = profiled(("other", "/me/train.py", 12, "Board.draw", 7.0))
+    assert "ahead" not in calling(8.0, functions=other, marks=[mark]).named("slow-function").changes[0].text
 
 
 def test_time_outside_the_model_is_that_of_a_call_and_advice_is_one_that_helps_it() -> None:

@@ -21,7 +21,7 @@ from ndd_watch import collecting, holders, profiler
 from ndd_watch.clock import CHECKPOINT, EVALUATE, now
 from ndd_watch.collecting import APART, EACH_NS, GROWN, Collecting
 from ndd_watch.holders import Holders
-from ndd_watch.looks import Looks, python_objects, variables
+from ndd_watch.looks import Looks, function_of, listed_numbers, python_objects, variables
 from ndd_watch.mapped import Heap, in_use
 from ndd_watch.profiler import Asides
 from ndd_watch.slowing import RETAINED_STEPS, Garbage, KeptGraphs, Retained
@@ -502,6 +502,52 @@ def test_a_function_that_calls_the_method_eval_may_be_looked_at() -> None:
     assert "model" in evaluates(nn.ReLU())
     if sys.version_info < (3, 13):
         assert sees_itself() == {}
+
+
+def test_lists_are_known_again_in_the_tensor_that_is_made_of_them() -> None:
+    looks = Looks(torch)
+    for numbers in (
+        torch.randn(16, 8),
+        torch.arange(40).view(4, 10),
+        torch.randn(3, 2, 20, dtype=torch.float64),
+    ):
+        listed = numbers.tolist()
+        found = [*listed_numbers({"x": listed, "y": [1]})]
+        assert looks.first_numbers(torch.tensor(listed)) in found
+        for other in (numbers + 1, numbers[1:], torch.zeros_like(numbers)):
+            assert looks.first_numbers(other.contiguous()) not in found
+    # Too few or equal numbers tell nothing, and objects of other classes are not read.
+    assert not [
+        *listed_numbers(([0.0] * 8, [1.0, 2.0], [], [True, False, 2, 3, 4], [10**400, 1, 2, 3], "text"))
+    ]
+
+
+def test_a_function_is_found_by_its_code_also_behind_a_property_a_cache_or_a_decorator() -> None:
+    def passed_on(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def inner(*given: Any) -> Any:
+            return function(*given)
+
+        return inner
+
+    def made() -> int:
+        return 1
+
+    def logged() -> int:
+        return 2
+
+    class Feed:
+        newest = property(made)
+
+    names: dict[str, Any] = {"Feed": Feed}
+    assert function_of(made.__code__, names) is made
+    assert function_of(made.__code__, {"made": functools.lru_cache(made)}) is made
+    assert function_of(logged.__code__, names) is None
+    wrapped, other = passed_on(made), passed_on(logged)
+    code: Any = vars(type(wrapped))["__code__"].__get__(wrapped)
+    assert function_of(code, {"made": wrapped, "again": wrapped}) is wrapped
+    # One code for both: it is not known which of them makes the batches.
+    assert function_of(code, {"made": wrapped, "logged": other}) is None
 
 
 @pytest.mark.long

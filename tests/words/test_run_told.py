@@ -223,6 +223,9 @@ def test_a_run_that_is_too_short_to_judge_says_so_unless_something_else_is_known
     for found, told in (((short,), True), ((FINDING, short), False), ((), False)):
         *lines, record = summary(snapshot(), None, Path("runs/x"), lambda _, found=found: found)
         assert (short.title in lines) == told and record.startswith("record")
+    # A command that ended without a step says why, and is not judged.
+    nothing = replace(snapshot(), step=0, last_loss=None)
+    assert short.title not in summary(nothing, None, Path("runs/x"), lambda _: (short,))
 
 
 def test_out_of_memory_ends_with_what_needs_less_and_the_commands() -> None:

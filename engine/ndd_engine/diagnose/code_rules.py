@@ -187,6 +187,8 @@ RARE = (
     "see what the script does between groups of steps: do it for many items at once, as with several environments in a "
     "rollout, or more rarely, as with samples and logs"
 )
+# Of a function whose time is part of `other` although it makes the batches.
+AHEAD = "make batches ahead of the steps that train on them: in a DataLoader with workers, or in a thread"
 RARELY = "do it every few steps only, if the training does not need it in each"
 _LOG_LESS = {
     "lightning": "call self.log every few steps only, as with if batch_idx % 50 == 0; "
@@ -230,6 +232,8 @@ def slow_function(view: View) -> Finding | None:
         text = ENVIRONMENT
     elif waits:
         text = "prepare what it waits for ahead of time, in another thread or process"
+    elif _makes_batches(view, found):
+        text = AHEAD
     elif inner is not None and inner.library:
         text = (
             f"call {inner.what} less often: once for all items, or before training, or keep what it returns"
@@ -240,6 +244,15 @@ def slow_function(view: View) -> Finding | None:
         text = "do its work once before training, cache its results, or use tensor operations instead of Python loops"
     draft.change(text, where=inner.where if inner is not None else found.where)
     return draft.done()
+
+
+def _makes_batches(view: View, slow: SlowFunction) -> bool:
+    """Whether a function, or the one that calls it, is known to make the batches, and was not timed as that."""
+    names = {name.rpartition(".")[2] for name in (slow.name, slow.caller)}
+    told = (timed.mark.data for timed in view.snapshot.marks)
+    return slow.phase == "other" and any(
+        data.get("timed") is False and data.get("function") in names for data in told
+    )
 
 
 def _environment(function: str, library: str = "") -> bool:
@@ -508,6 +521,8 @@ def outside(view: View) -> Finding | None:
             text = ENVIRONMENT
         elif named and called[0].calls > 1:
             text = f"do it for all at once, instead of {counted(called[0].calls, 'time')} in a step"
+        elif slow is not None and _makes_batches(view, slow):
+            text = AHEAD
         else:
             text = RARELY
         draft.change(text, where=called[0].where if named else line)

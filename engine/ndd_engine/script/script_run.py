@@ -500,7 +500,8 @@ def filled(snapshot: Path) -> str:
 
 UNSEEN = (
     "no process of it called backward or stepped an optimizer of torch (updates by hand after torch.autograd.grad are "
-    "seen where they change its tensors in place, but not through .data), or none could be observed (python -I, -E and "
+    "seen where they change its tensors in place, but not through .data or as new tensors; those of torch.func are not "
+    "seen), or none could be observed (python -I, -E and "
     "-S, an emptied environment and a changed PYTHONPATH keep the observer out)"
 )
 
