@@ -228,12 +228,14 @@ _SCALARS = (
 DEPTH = 3
 
 
-# The first numbers that are compared, and how many of them at least; bits of a number of torch -> its format.
-FEW_NUMBERS, LEAST_NUMBERS = 16, 4
+# Parts of a batch that are looked into. The first numbers that are compared, and how many different ones at least.
+MOST_FIELDS, FEW_NUMBERS, LEAST_NUMBERS = 8, 16, 4
+_LARGE = 1e38  # the largest float32 is larger
+# Whether numbers of torch are floating, and their bytes -> their format.
 _FORMATS = {(True, 4): "f", (True, 8): "d", (False, 4): "i", (False, 8): "q"}
 
 
-def listed_numbers(value: Any, depth: int = DEPTH) -> Iterator[Any]:
+def listed_numbers(value: Any, depth: int = DEPTH - 1) -> Iterator[Any]:
     """(sizes, first numbers) of the lists of numbers in a value, as torch would make tensors of them."""
     kind = type(value)
     if kind is dict:
@@ -246,7 +248,7 @@ def listed_numbers(value: Any, depth: int = DEPTH) -> Iterator[Any]:
         last, inner = inner, inner[0]
     if type(inner) in (int, float):
         yield from _alike(tuple(sizes), last[:FEW_NUMBERS])
-    if depth and len(value) <= MOST_LOOKS:
+    if depth and len(value) <= MOST_FIELDS:
         for one in value:
             yield from listed_numbers(one, depth - 1)
 
@@ -254,12 +256,9 @@ def listed_numbers(value: Any, depth: int = DEPTH) -> Iterator[Any]:
 def _alike(sizes: tuple[int, ...], numbers: Any) -> Iterator[Any]:
     """The sizes, and the numbers as of float32; nothing where these are too few to tell lists apart."""
     known = tuple(numbers)
-    packed = b""
-    if all(type(one) in (int, float) for one in known) and len({*known}) >= LEAST_NUMBERS:
-        with Dropped(OverflowError):
-            packed = struct.pack(f"{len(known)}f", *known)
-    if packed:
-        yield sizes, packed
+    plain = all(type(one) in (int, float) and abs(one) < _LARGE for one in known)
+    if plain and len({*known}) >= LEAST_NUMBERS:
+        yield sizes, struct.pack(f"{len(known)}f", *known)
 
 
 class Looks:
