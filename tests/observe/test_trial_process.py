@@ -344,7 +344,6 @@ import sys
 import torch
 
 from ndd_watch.changes import OF_SCRIPTS, make
-from ndd_watch.switches import Change
 
 matmul = torch.backends.cuda.matmul
 if sys.argv[1] == "newer":

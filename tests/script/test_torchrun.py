@@ -174,9 +174,9 @@ def test_a_rank_with_slow_data_is_named_with_phase_and_line(recorded: Path) -> N
 def test_every_way_to_exchange(tmp_path: Path, mode: str) -> None:
     """Observed or not, the losses are the same; the straggler is named; without one, none is at the end."""
     late, even = tmp_path / "late", tmp_path / "even"
-    run(late, MODE=mode, STEPS="120", FAULT="0.005")
+    run(late, MODE=mode, STEPS="120", FAULT="0.02")
     seen = losses(late)
-    run(late, MODE=mode, STEPS="120", FAULT="0.005", observed=False)
+    run(late, MODE=mode, STEPS="120", FAULT="0.02", observed=False)
     assert losses(late) == seen
     found = windows(late)
     phases_close(found)
