@@ -263,8 +263,42 @@ def test_the_best_checkpoint_is_that_of_the_chosen_metric(trainer: Trainer, own:
     result = trainer.train(*own(SCORES.format(scores=[0.3, 0.9])), *every, "evaluate.metric=other")
     assert result.snapshot.best is not None
     assert (result.snapshot.best.step, next(iter(result.snapshot.best.metrics))) == (1, "other")
-    wrong = trainer.train(*own(SCORES.format(scores=[])), *every, "evaluate.metric=f1")
+
+
+LATER = (
+    """
+class Later:
+    """
+    + '"""Its second name needs more than one batch, as a class that a batch does not have."""'
+    + """
+    def __init__(self): self.batches = 0
+    def update(self, output, batch, loss): self.batches += 1
+    def result(self): return {"score": 1.0, **({"rare": 2.0} if self.batches > 1 else {})}
+
+def factory(settings):
+    return parts(metric=Later)
+"""
+)
+
+
+def test_a_metric_that_is_missing_is_refused_before_training(trainer: Trainer, own: Written) -> None:
+    sets = own(SCORES.format(scores=[]))
+    wrong = trainer.train(*sets, "evaluate.metric=f1")
+    assert wrong.end.status == "failed" and not wrong.losses
     assert "evaluate.metric" in wrong.end.reason and "score, other" in wrong.end.reason
+    # It does not matter if nothing is evaluated, and a single batch need not have all of them.
+    assert trainer.train(*sets, "evaluate.metric=f1", "evaluate.at_end=false").end.status == "done"
+    later = trainer.train(*own(LATER), "evaluate.metric=rare", "batch.micro=2", "batch.accumulation=2")
+    assert later.end.status == "done" and later.snapshot.best is not None
+    assert "rare" in later.snapshot.best.metrics
+
+
+@pytest.mark.parametrize("objective", ["autoregressive", "diffusion"])
+def test_looking_for_the_metric_before_training_changes_no_loss(trainer: Trainer, objective: str) -> None:
+    sets = (*trainer.chartext, f"workload.objective={objective}", "workload.dropout=0.5", *EVERY_STEP)
+    plain, looked = (trainer.train(*sets, *more) for more in ((), ("evaluate.metric=loss",)))
+    assert looked.losses and looked.losses == plain.losses
+    assert looked.end.status == plain.end.status == "done"
 
 
 @pytest.mark.parametrize("value", ["'high'", "torch.ones(2)"])

@@ -253,6 +253,7 @@ def _outlook(
         per_epoch //= ranks
     prober = Prober(config, workload, device, progress)
     resident = prober.warm()
+    prober.check_metric()
     outside = context_bytes(device, available_bytes) if device.type == "cuda" else resident
     # On the host, `available_bytes` excludes what this process already holds, but the prediction includes it.
     held = 0 if device.type == "cuda" else outside

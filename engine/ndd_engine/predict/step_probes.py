@@ -30,7 +30,8 @@ from ndd_engine.hardware.gpus import resident_peak
 from ndd_engine.measure.memory import is_out_of_memory
 from ndd_engine.text import counted, size
 from ndd_engine.train.data.item_sources import ItemSource, StreamOrder, can_keep, gathers, kept_bytes
-from ndd_engine.train.data.loader import Batches, gathered
+from ndd_engine.train.data.loader import Batches, EvalBatches, gathered
+from ndd_engine.train.evaluate import check_metric
 from ndd_engine.train.parallel.strategy import strategy_of
 from ndd_engine.train.prepare import seed
 from ndd_engine.train.rehearsal import ALONE, MOST_RUNS, SLOW_NS, probe_batches, time_micro
@@ -293,6 +294,17 @@ class Prober:
         del stepper
         _tidy()
         return resident()
+
+    def check_metric(self) -> None:
+        """Raise TrainingError if evaluations have no `evaluate.metric`, as a training does."""
+        if self.config.evaluate.metric is not None:
+            self.tell("evaluating a batch")
+            workload = self.workload
+            batches = EvalBatches(
+                workload.eval_data, self.config, workload.collate, self.device, order=workload.eval_order
+            )
+            check_metric(self._timed_stepper(), batches)
+            _tidy()
 
     def by_threads(self, other: int) -> tuple[list[float], list[float]]:
         """Seconds of a micro-batch with the present number of intra-op threads, and with `other`, in turns.

@@ -25,8 +25,9 @@ from ndd_engine.workloads.interface import kind, place
 from ndd_engine.workloads.problems import Problems
 from ndd_engine.workloads.result import EVALUATION, Carry, TrainingParts
 
-from .checkpoint_state import kept_random
+from .checkpoint_state import kept_buffers, kept_random
 from .data.loader import EvalBatches, to_device
+from .rehearsal import kept_training
 from .step.stepper import Stepper
 
 
@@ -63,21 +64,27 @@ class EvaluationResult:
         return MarkEvent("evaluation", step, f"evaluation at step {step:,}: {text}", data)
 
 
+class MissingMetricError(TrainingError):
+    """An evaluation has no metric with the name `evaluate.metric`."""
+
+
 def evaluate(
     stepper: Stepper,
     loader: EvalBatches,
     between: Callable[[], None],
     parts_of_all: Callable[[Any], list[Any]] | None = None,
+    most: int | None = None,
 ) -> EvaluationResult:
     """Evaluate without changing the training state: no gradients, no dropout, separate random numbers.
 
     between: called after every batch, to report progress and to stop (it may raise). parts_of_all: of several ranks,
     waits for the parts of all of them. Each evaluates a part of the batches if the metric can be merged and the order
     is the engine's, otherwise all of them. A rank that has fewer than another calls a sharded model as often as that
-    one, without counting the result.
+    one, without counting the result. most: a number of batches in place of `evaluate.batches`.
     """
     workload, device, config = stepper.workload, stepper.device, stepper.config
-    model, batches, carry = workload.model, config.evaluate.batches, Carry(workload)
+    model, carry = workload.model, Carry(workload)
+    batches = config.evaluate.batches if most is None else most
     begin = time.perf_counter()
     own_step = stepper.workload_parts.eval_step
     metric: Any = (
@@ -124,15 +131,46 @@ def better_of(section: EvaluateSection, workload: Workload) -> str:
 
 
 def monitored_first(metrics: dict[str, float], name: str | None) -> dict[str, float]:
-    """The metrics with `evaluate.metric` first, so that it is the headline. Raises TrainingError if it is missing."""
+    """The metrics with `evaluate.metric` first, so that it is the headline. Raises MissingMetricError."""
     if name is None:
         return metrics
     if name not in metrics:
         there = shortened(", ".join(metrics))
-        raise TrainingError(
+        raise MissingMetricError(
             f"evaluate.metric = {name!r}: the evaluation has no such metric; allowed: {there}"
         )
     return {name: metrics[name], **metrics}
+
+
+def check_metric(
+    stepper: Stepper,
+    loader: EvalBatches,
+    between: Callable[[], None] = lambda: None,
+    of_first: Callable[[str], str] = str,
+) -> None:
+    """Before training, raise TrainingError if evaluations have no `evaluate.metric`; changes no state of the training.
+
+    One batch is evaluated. Names may depend on the data: where that batch has no such metric, a whole evaluation
+    decides. Other errors are left to the evaluations. of_first: of several ranks, what the first one says.
+    """
+    section = stepper.config.evaluate
+    used = section.every_steps or section.every_epochs or section.at_end
+    if section.metric is None or section.batches == 0 or not used:
+        return
+    missing = ""
+    with kept_training(stepper), kept_buffers(stepper.model):
+        for most in (1, section.batches):
+            try:
+                missing = ""
+                evaluate(stepper, loader, between, most=most)
+            except MissingMetricError as error:
+                missing = str(error)
+            except Exception:  # noqa: BLE001  a metric may need more than one batch
+                pass
+            missing = of_first(missing)
+            if not missing:
+                return
+    raise MissingMetricError(missing)
 
 
 class _Means:

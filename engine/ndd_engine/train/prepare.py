@@ -52,7 +52,7 @@ from .checkpoint import Saved, newest_good
 from .checkpoint_state import kept_random, restore_random_state, unloadable
 from .data.loader import Batches, EvalBatches
 from .data.order import ALONE, Share, mixed
-from .evaluate import check_used
+from .evaluate import check_metric, check_used
 from .failures import out_of_memory
 from .loop import Loop
 from .request import OpenRun
@@ -156,6 +156,11 @@ def prepare_run(run: OpenRun) -> Prepared:
         settle(batches.sample)
     if run.request.resume is not None and rehearsal.changed_parameters:
         _resume(run, loop, device)
+    if run.request.probes:
+        if loop.config.evaluate.metric is not None:
+            run.stage("evaluating a batch")
+        of_first = str if world is None else _said_by_first(world)
+        check_metric(stepper, evaluation, run.control.check_kill, of_first)
     config = loop.config
     if world is None or world.place.first:
         _write_config(run, config, machine)
@@ -175,6 +180,10 @@ def prepare_run(run: OpenRun) -> Prepared:
     gc.collect()
     gc.freeze()
     return Prepared(config, device, clock, loop, sampler)
+
+
+def _said_by_first(world: World) -> Callable[[str], str]:
+    return lambda text: world.exchange.from_first(lambda: text)
 
 
 def _decided(run: OpenRun, machine: Machine) -> tuple[Config, SizeChoice | None]:
