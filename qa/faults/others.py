@@ -76,7 +76,7 @@ SCRIPTS = (
     _walkthrough("imagenet", "nothing", "--epochs", "1", "--width", "8"),
     _walkthrough("dcgan", "workers for data in memory", "--niter", "3"),
     Script("wgan", ("wgan.py", "25"), "rows one by one from memory; small operations"),
-    Script("cart", ("-m", "cart", "60"), "physics in Python"),
+    Script("cart", ("-m", "cart", "600"), "physics in Python"),
     Script("graph", ("graph.py", "2500"), "evaluates after each step"),
     Script("waves", ("waves.py", "15"), "small operations, step by step"),
     Script("notebook", ("notebook.py", "12"), "rows by `iloc`", needs=("numpy", "pandas")),
@@ -85,7 +85,7 @@ SCRIPTS = (
         "tasks", ("main.py", "train", "--epochs", "40"), "numbers of words, made in Python", "tasks/work",
         "../library:../..",
     ),
-    Script("fabric", ("fabric.py", "8"), "items of many small operations", needs=("lightning",)),
+    Script("fabric", ("fabric.py", "80"), "items of many small operations", needs=("lightning",)),
     Script(
         "accelerated", ("launch", "--cpu", "accelerated.py", "14"), "rows one by one from memory",
         needs=("accelerate",), program="accelerate",

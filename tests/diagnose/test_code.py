@@ -217,6 +217,21 @@ def test_beside_other_programs_a_single_call_that_logs_is_not_blamed() -> None:
         assert calling(8.0, logs, **facts).verdict().cause == first
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_neighbours_delay_no_thread_that_sleeps(threads: int) -> None:
+    """The shares of a sleep and of other processes add up to no more than the whole."""
+    neighbours = [{"pid": 7, "name": "stress", "cores": 1.8, "stoppable": True}]
+    host = cores(2.0, 0.2, neighbours=neighbours)
+
+    def share(function: str, ms: float) -> float | None:
+        run = calling(80.0, called(function, "", ms), host=host, run={"threads": threads})
+        return next((one.share for one in run.found() if one.cause == "neighbour-cores"), None)
+
+    assert (share("heavy", 78.0) or 0.0) >= 0.8
+    for asleep in (50.0, 78.0):
+        assert (share("time.sleep", asleep) or 0.0) <= 1 - asleep / 99.8 + 1e-3
+
+
 @pytest.mark.parametrize(("own_cores", "most"), [(1.0, 1.1), (0.5, 2.3)])
 @pytest.mark.parametrize("loader", [None, {"workers": 1}])
 def test_beside_collections_neighbours_cost_what_the_rest_of_the_time_allows(

@@ -183,6 +183,16 @@ def test_headroom_of_the_host() -> None:
     assert (room.used_bytes, room.others_bytes) == (25, 35)
 
 
+def test_the_memory_of_a_run_that_has_ended_is_what_it_used_last() -> None:
+    """A sample after its end shows no memory of its process, which is not memory of others."""
+    host = {"memory_limit_bytes": 100, "memory_available_bytes": 40, "rss_bytes": 20}
+    after = SampleEvent(None, {**host, "memory_available_bytes": 60, "rss_bytes": 0})
+    room = snapshot(SampleEvent(None, host), after).headroom
+    assert (room.used_bytes, room.others_bytes, room.free_bytes) == (20, 40, 40)
+    gone = snapshot(after).headroom
+    assert (gone.used_bytes, gone.others_bytes) == (None, None)
+
+
 @pytest.mark.parametrize("missing", ["memory_limit_bytes", "memory_available_bytes", "rss_bytes"])
 def test_missing_on_the_host_is_none_not_zero(missing: str) -> None:
     host = {"memory_limit_bytes": 100, "memory_available_bytes": 40, "rss_bytes": 20}

@@ -406,6 +406,16 @@ def test_gaps_of_a_graph_and_a_busy_graph(tmp_path: Path, capsys: pytest.Capture
         assert not re.search(r"\bmodel\b|\bsteps?\b|training", out.replace("same steps", ""))
 
 
+def test_a_model_whose_code_a_trace_does_not_show_gets_no_advice_about_its_loops(tmp_path: Path) -> None:
+    made = Made()
+    for place in range(12):
+        made.host("aten::linear", 10 * place, 9)
+        made.kernel(10 * place + 2, 2, before=1)
+    (found,) = found_in(examine(made.write(tmp_path)))
+    assert found.cause == "launch-bound"
+    assert found.changes and not any("loops" in change.text for change in found.changes)
+
+
 def test_an_idle_gpu_without_operators_of_the_host_is_never_healthy(tmp_path: Path) -> None:
     made = Made()
     for place in range(6):

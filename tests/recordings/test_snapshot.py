@@ -15,6 +15,7 @@ import pytest
 from snapshots import MIB, History, frame, written
 
 from ndd_console.__main__ import status_of
+from ndd_console.words.trace import memory_blocks
 from ndd_engine.errors import UsageError
 from ndd_engine.measure.memory import BACKWARD, NO_STACK, place
 from ndd_engine.predict.allocator import Rules
@@ -235,8 +236,14 @@ def test_a_gpu_that_was_full_keeps_its_limit_in_every_replay(
     assert all((trial.reserved_bytes or 0) <= 100 * MIB for trial in device.what_ifs)
     assert status_of(["memory", str(path)]) == 0
     assert "with retries: 3" in capsys.readouterr().out
+    assert "exceeds" not in capsys.readouterr().out
     device = only(path, limit_bytes=95 * MIB)
     assert {trial.verdict for trial in device.what_ifs} == {"out of memory"}
+    assert status_of(["memory", str(path), "--limit", "95"]) == 0
+    out = capsys.readouterr().out
+    assert "exceeds this limit: it reserved 100" in out
+    rows = [line.split() for line in out.splitlines() if line.startswith("max_split_size_mb")]
+    assert rows and all(row[1:] == ["n/a", "n/a", "out", "of", "memory"] for row in rows)
 
 
 def test_a_failed_request_tells_the_limit_exactly(tmp_path: Path) -> None:
@@ -444,6 +451,14 @@ def test_other_settings_of_a_warm_history_come_with_their_error(gpu_data: Path, 
     # The arrangement before the history is unknown for other settings, so the same replay is off by some per cent.
     assert device.peak_error is not None and 0 < abs(device.peak_error) < 0.05
     assert "1.2 GiB" in device.notes[0]
+    # What is off without any change is no effect of another setting.
+    table = next(
+        one
+        for one in memory_blocks(examine(written(tmp_path, body)))
+        if "setting" in getattr(one, "columns", ())
+    )
+    assert [row[2] for row in table.rows if row[0].startswith("max_split_size_mb:512")] == ["same"]
+    assert "relative" in table.note
 
 
 # Damaged and hostile files.

@@ -434,6 +434,27 @@ def test_every_change_has_an_edit_or_says_what_to_do_by_hand(tmp_path: Path) -> 
     assert edit.path is None and "num_workers=2" in text and f"{path}:2" in text
 
 
+@pytest.mark.parametrize(
+    ("body", "line", "named"),
+    [
+        ("    kw = {'num_workers': 0}\n    return DataLoader(data, **kw)\n", 3, "kw ({}:2)"),
+        ("    kw = {}\n    return DataLoader(data, num_workers=0, **kw)\n", 3, ""),
+        ("    return DataLoader(data, **other.options)\n", 2, "other.options ({}:2)"),
+    ],
+)
+def test_a_dictionary_of_arguments_is_named_where_it_is_made(
+    tmp_path: Path, body: str, line: int, named: str
+) -> None:
+    """Another num_workers beside it would be given twice, which is a TypeError."""
+    path = tmp_path / "train.py"
+    path.write_text(f"def make(data):\n{body}")
+    seen = {"script": {"loader": [str(path), line]}}
+    edit = edit_of(seen, {"loader.workers": 1}, "cpu", path, described=True)
+    (text,) = edit.advice
+    assert ("num_workers=1" in text) == (not named) and f"{path}:{line}" in text
+    assert not named or f'set "num_workers": 1 in {named.format(path)}' in text
+
+
 def test_a_run_in_a_scratch_copy_names_the_files_of_the_script(tmp_path: Path) -> None:
     # `tune -- COMMAND` observes in such a copy, which is gone when it prints the edit.
     own, scratch = tmp_path / "own", tmp_path / "scratch"

@@ -21,10 +21,11 @@ from ndd_engine.trial.claims import (
     chosen,
     claims,
     conditions,
+    headline,
     measurements,
     run_claims,
 )
-from ndd_engine.trial.compare import Recorded, read_recorded
+from ndd_engine.trial.compare import LateError, Recorded, read_recorded
 from ndd_engine.trial.tuning import place_of
 
 IDS = [
@@ -304,7 +305,20 @@ def test_a_phase_that_is_not_timed_is_said_to_be_so_with_the_reason(tmp_path: Pa
     note = "Not timed separately: encoder, pointer in forward, because timing would slow down a micro-batch of 2 ms."
     events = [MarkEvent("note", 0, note), *of_phases(1e-5, forward=600e-9, **PARTS, backward=160e-9)]
     result = measured("S8", Constant(trial()), watch=Watched(tmp_path, events))
-    assert result.parts[0].part.name == "encoder" and note in result.parts[0].reason
+    assert result.parts[0].part.name == "encoder"
+    assert result.parts[0].reason == f"n{note[1:].removesuffix('.')}"
+    # Once for all parts of which it is true.
+    lines = list(conditions(result))
+    assert len([line for line in lines if "not timed separately" in line]) == 1 < len(result.parts)
+    assert lines[0].startswith("encoder, ") and ": not measured: not timed" in lines[0]
+
+
+def test_a_run_that_does_not_begin_in_time_says_how_many_seconds_may_be_enough() -> None:
+    def late(workload: str, sets: Sequence[str], seconds: float, stop: threading.Event) -> Recorded | None:
+        raise LateError("no steps within 4 s")
+
+    result = measured("F3", Constant(trial()), machine(), late)
+    assert result.verdict == "not measured" and headline(result) == "not measured: needs about 30 s"
 
 
 def test_stopped_it_gives_the_claims_that_were_measured() -> None:

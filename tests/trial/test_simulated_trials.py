@@ -297,6 +297,14 @@ def test_dear_starts_use_what_earlier_trials_measured(world: World) -> None:
     assert other.between is not None and other.between > 0.02
 
 
+def test_a_setup_beyond_the_budget_says_how_many_seconds_may_be_enough(world: World) -> None:
+    for budget_s, needed in ((1.0, "to about 30"), (60.0, "to about 120")):
+        world.start_s = 2 * budget_s
+        event = run(budget_s)
+        assert event.verdict == "inconclusive" and event.text.endswith(f"raise --budget {needed}"), event.text
+        assert event.seconds < 1.5 * budget_s
+
+
 def test_the_budget_is_used_where_no_other_pair_fits(world: World) -> None:
     world.start_s = 14.0
     event = run(50.0)
@@ -514,7 +522,7 @@ def test_the_edit_of_a_faster_change_is_shown_once_it_has_trained(world: World, 
     edit = edit_for(request, run, event)
     assert "+torch.set_num_threads(1)" in edit.diff and not edit.advice
     # One that has not trained is described: without a trial, and after the file has changed.
-    assert not edit_for(request, run, None).diff
+    assert not edit_for(request, run).diff
     (tmp_path / "train.py").write_text("import torch  # other\n")
     found = edit_for(request, run, event)
     assert found.path is None and "set_num_threads(1)" in found.advice[0] and "measure" in found.advice[-1]

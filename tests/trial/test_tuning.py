@@ -28,7 +28,7 @@ from ndd_engine.script.edits import Edit
 from ndd_engine.script.script_tuning import candidates_for, tune_script
 from ndd_engine.trial.campaign import Campaign
 from ndd_engine.trial.outcome import Base, TrialRequest
-from ndd_engine.trial.tuning import Tuning, TuningRow, TuningState, place_of, run_tuning, trained
+from ndd_engine.trial.tuning import Tuning, TuningRow, TuningState, place_of, run_tuning, trained, unconfirmed
 from ndd_watch.changes import Conditions, candidates, needs_losses
 
 NDD = ("batch.micro=64", "loader.fetch=item")
@@ -494,6 +494,30 @@ def test_what_helps_is_kept_and_made_by_one_edit(tmp_path: Path, monkeypatch: py
     # These need workers, which the script has since then.
     for item in ("loader.persistent=true", "loader.prefetch=4"):
         assert bench.of(item).base.sets == ("loader.workers=2",)
+
+
+def test_an_edit_counts_that_trained_in_any_trial_of_the_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trials, "digest", lambda edit: "trained")
+    first, total = trial("faster", 2.0, edit="trained"), trial("faster", 2.0, edit_refused="")
+    state, edit = tuned(tmp_path, Bench({"loader.workers=2": first, "all": total}))
+    assert state.sets == ("loader.workers=2",) and edit is not None and "num_workers=2" in edit.after
+    (tmp_path / "again").mkdir()
+    _, edit = tuned(tmp_path / "again", Bench({"loader.workers=2": total, "all": total}))
+    assert edit is not None and edit.path is None and "not trained" in edit.advice[-1]
+
+
+def test_an_inconclusive_total_confirms_nothing(tmp_path: Path) -> None:
+    # A single pair is a verdict only far from 1, although its interval is above 1.
+    total = trial("inconclusive", 1.58, low=1.04, high=2.42, pairs=1, df=5.0)
+    state, edit = tuned(tmp_path, Bench({"loader.workers=2": trial("faster", 1.6), "all": total}))
+    assert not state.kept and edit is None
+    assert is_so(state, "workers-2", "dropped", "inconclusive", "1.04")
+    # So is what it adds to an earlier result, if that comes from one process.
+    before, after = trial("faster", 1.5, pairs=0), trial("faster", 1.8, low=1.7, high=1.9, pairs=1, df=5.0)
+    assert "not confirmed" in unconfirmed(after, before)
+    assert not unconfirmed(replace(after, pairs=4), before)
 
 
 def test_an_edit_that_has_not_trained_is_described(tmp_path: Path) -> None:

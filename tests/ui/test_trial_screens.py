@@ -178,7 +178,7 @@ async def test_a_trial_that_fails_or_cannot_begin_says_why() -> None:
 
 async def test_an_inconclusive_result_can_be_measured_again_for_longer() -> None:
     trials = FakeTrials()
-    reason = "setup took more than 60 s; raise --budget above 60"
+    reason = "setup took more than 60 s; raise --budget to about 120"
     async with running(FakeSource(tries=trials)) as (_, pilot):
         await press(pilot, "t", "enter")
         for hint in ("up to 120 s", "up to 300 s", ""):

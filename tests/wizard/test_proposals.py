@@ -85,7 +85,8 @@ def test_a_gpu_without_a_profile_is_given_by_its_figures() -> None:
         ("4070", "4070 Laptop"),
         ("RTX 3080", "RTX 3080"),  # there are two
         ("Voodoo 2", "RTX 3080"),
-        ("", "RTX 3080"),
+        ("", "name is empty; allowed: .*RTX 3080.*memory=24"),
+        (" ", "name is empty"),
     ],
 )
 def test_unknown_or_ambiguous_gpus_are_rejected_with_the_known_names(wanted: str, named: str) -> None:

@@ -79,7 +79,9 @@ def launch_bound(view: View) -> Finding | None:
     accumulation, micro = view.whole("batch.accumulation") or 1, view.whole("batch.micro")
     if accumulation > 1 and micro:
         draft.add(larger_batches(micro, accumulation, 2 if accumulation % 2 == 0 else accumulation))
-    draft.change("move work out of loops in the model", where=view.line(*MODEL))
+    where = view.line(*MODEL)
+    if where is not None or view.trace is None:  # many traces do not show the code of the model
+        draft.change("move work out of loops in the model", where=where)
     return draft.done()
 
 
@@ -533,7 +535,10 @@ def gpu_idle(view: View, alone: bool) -> Finding | None:
         draft.saw("the trace has no operators of the host", TRACE)
         draft.change("record the host as well: ProfilerActivity.CPU beside ProfilerActivity.CUDA")
     elif main == "other":
-        where, seen = "host code outside of operators", "no named range of the main thread is there"
+        where, seen = (
+            "host code outside of operators",
+            "the main thread has no record_function range in these gaps",
+        )
         if longest is not None:
             where, seen = f'the range "{longest[0]}"', f"this range takes {span(longest[1])} of the trace"
         draft = FindingDraft("gpu-idle", f"{title} in {where}", view.part(share))

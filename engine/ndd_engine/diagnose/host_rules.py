@@ -37,8 +37,10 @@ FASTER_ALONE = 1.3
 FASTER_IN_RUN = 1.35
 # Part of what other processes use, from which on it helps to stop one of them.
 LARGE = 0.3
-# From this share of collections in the time on, their cost bounds that of other processes.
+# From this share of collections or sleep in the time on, the rest of it bounds the cost of other processes.
 COLLECTS = 0.5
+# Calls in which a thread needs no core, and waits for nothing that needs one.
+SLEEPS = frozenset({"sleep", "urlopen", "request"})
 # Maximum share of one collection in the time between two, and the intervals in steps that are proposed.
 GC_SHARE = 0.06
 GC_STEPS = (50, 100, 200, 500, 1000, 2000)
@@ -101,13 +103,14 @@ def neighbour_cores(view: View) -> Finding | None:
     slowed = (view.slowed or 0.0) >= SLOWED
     if not use.full or (view.gpu and not slowed):
         return None
-    # While Python collects garbage, one thread computes.
+    # While Python collects garbage, one thread computes; while it sleeps, only workers do.
     steps_want, collecting = min(view.threads or 1, use.usable) + view.workers, view.collecting
-    wanted = collecting + (1 - collecting) * steps_want
+    asleep = _asleep(view)
+    wanted = collecting + (1 - collecting) * steps_want - asleep * min(view.threads or 1, use.usable)
     if not use.lacks(wanted) and not slowed:
         return None  # the run gets all the cores it can use
     # As measured; else the part of the cores that the run wants and does not get. Others take no more than they use.
-    together = not view.gpu and (view.threads or 1) > 1 and collecting < COLLECTS
+    together = not view.gpu and (view.threads or 1) > 1 and max(collecting, asleep) < COLLECTS
     bound = min(use.others / max(min(wanted, use.usable), 1.0), 0.9)
     lacking = bound if together else 1 - use.by_run / max(min(wanted, use.usable), use.by_run)
     if collecting >= COLLECTS:
@@ -117,6 +120,7 @@ def neighbour_cores(view: View) -> Finding | None:
         bound = min(bound, lacking)
     slowdown = view.slowdown()
     share = min(lacking if slowdown is None else slowdown + view.wait.share * bool(view.workers), bound)
+    share = min(share, 1 - asleep)
     draft = FindingDraft(
         "neighbour-cores", others_text(use), view.of_wall(share), "likely" if slowed else "possible"
     )
@@ -140,6 +144,8 @@ def neighbour_cores(view: View) -> Finding | None:
     if rest:
         draft.saw(f"not identified as your own: {', '.join(rest)}", SAMPLES)
     draft.add(slower(view))
+    if asleep >= FLOOR:
+        draft.saw(f"the training sleeps or waits for the network {percent(asleep)} of the time", PROFILER)
     # Several threads wait for the slowest one at the end of every operator: the cost has no upper bound.
     if together:
         text = f"{view.threads} threads synchronise at every operator, so the cost has no upper bound"
@@ -153,6 +159,12 @@ def neighbour_cores(view: View) -> Finding | None:
     if not large:
         draft.change("run on other cores or another machine, or wait until the other processes have ended")
     return draft.done()
+
+
+def _asleep(view: View) -> float:
+    """Share of the time (0..1) in which the thread that trains sleeps: no other process delays it then."""
+    names = ((call.function.partition(" ")[0].rpartition(".")[2], call.share) for call in view.calls)
+    return min(view.in_steps * sum(share for name, share in names if name in SLEEPS), 1.0)
 
 
 def quota(view: View) -> Finding | None:

@@ -33,6 +33,9 @@ def gpu_named(name: str) -> GpuProfile:
     """
     if "=" in name:
         return _given(name)
+    if not name.strip():
+        names = ", ".join(gpu.name for gpu in load())
+        raise UsageError(f"--gpu: the name is empty; allowed: {names}, or figures such as {GIVEN}")
     wanted = _plain(name)
     known = [(gpu, (_plain(gpu.name), _plain(gpu.slug))) for gpu in load()]
     exact = [gpu for gpu, names in known if wanted in names or gpu.is_named(name, re.IGNORECASE)]

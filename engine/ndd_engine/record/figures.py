@@ -407,7 +407,7 @@ def headroom(run: RunEvent | None, sample: SampleEvent | None, memory: MemoryEve
     host = sample.host if sample else {}
     limit = host.get("memory_limit_bytes")
     available = host.get("memory_available_bytes")
-    used = host.get("rss_bytes")
+    used = host.get("rss_bytes") or None  # 0 after its end
     if used is not None:
         used += host.get("workers_rss_bytes") or 0
     others = None

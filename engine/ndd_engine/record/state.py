@@ -431,6 +431,11 @@ class RunState(Facts):
             first, lowest = known.scales or (scale, scale)
             known.scales = first, min(lowest, scale)
 
+    def _alive_sample(self) -> SampleEvent | None:
+        """The newest sample in which the run used memory: the last one may be from after its end."""
+        alive = (one for one in reversed(self.samples) if one.host.get("rss_bytes"))
+        return self.sample if on_gpu(self.run) else next(alive, self.sample)
+
     def _clock(self, event: SampleEvent) -> None:
         gpu = event.gpu or {}
         clock, util = gpu.get("sm_clock_mhz"), gpu.get("util_percent")
@@ -556,7 +561,7 @@ class RunState(Facts):
             elapsed_s=self.wall_ns * 1e-9,
             phases=shares,
             idle=idle(run, self.recent, shares, self.sample, self.kernels),
-            headroom=headroom(run, self.sample, self.memory),
+            headroom=headroom(run, self._alive_sample(), self.memory),
             loss_trend=self.losses.view(),
             rate_trend=self.rates.view(),
             memory_trend=(self.memories if cuda else self.residents).view(),

@@ -388,7 +388,26 @@ def _planned(
     text = (
         f"make the {edit.call}{where} with {', '.join(f'{name}={new!r}' for name, new in arguments.items())}"
     )
+    if len(calls) == 1 and (mapping := _mapping(*calls[0], names, arguments)):
+        entries = ", ".join(f'"{name}": {new!r}' for name, new in arguments.items())
+        text = f"set {entries} in {mapping}, which the {edit.call}{where} gets"
     return [(file, partial(change, line=line)) for file, line in calls if len(calls) == len(made)], text
+
+
+def _mapping(file: Path, line: int, names: Sequence[str] | None, arguments: Mapping[str, Any]) -> str:
+    """The dictionary that gives a call its keywords with `**`, and where it is made; "" if arguments can be added."""
+    tree = parsed(_read(file))
+    call = _call(tree, line, names) if tree is not None else None
+    given = [] if call is None else [one.value for one in call.keywords if one.arg is None]
+    written = set() if call is None else {one.arg for one in call.keywords}
+    if tree is None or not given or written & set(arguments):
+        return ""
+    made = [
+        node.lineno for node in ast.walk(tree)
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.lineno <= line
+        and ast.unparse(given[0]) in map(ast.unparse, getattr(node, "targets", [getattr(node, "target", node)]))
+    ]  # fmt: skip
+    return f"{printable(ast.unparse(given[0]))} ({short(file)}:{max(made, default=given[0].lineno)})"
 
 
 def with_arguments(

@@ -81,7 +81,8 @@ def tune_script(
         return ""
 
     state = tuning.run(base, candidates_for(run, findings, place), refused)
+    measured = [one for row in state.kept for one in (row.to_start, row.trial) if one is not None]
     try:
-        return state, edit_for(TrialRequest(base, state.sets), run, state.final) if state.sets else None
+        return state, edit_for(TrialRequest(base, state.sets), run, *measured) if state.sets else None
     except UsageError as error:  # its file is gone; what was measured counts
         return state, Edit(None, "", "", (str(error),))

@@ -256,18 +256,18 @@ def changes_of(request: TrialRequest, seen: dict[str, Any]) -> dict[str, tuple[A
     return {**changed_items(*values_of(request, seen)), **start_of(request).changed}
 
 
-def edit_for(request: TrialRequest, run: RunEvent, trial: TrialEvent | None) -> Edit:
-    """The edit of the script that makes the change, if it trained in a scratch copy during the trial.
+def edit_for(request: TrialRequest, run: RunEvent, *trials: TrialEvent) -> Edit:
+    """The edit of the script that makes the change, if it trained in a scratch copy during one of the trials.
 
     Otherwise it is described, with the reason. Raises UsageError if a file cannot be read.
     """
     advice = start_of(request).advice
     found = _planned(request, run.config, run.device)
-    if found.path is None or (trial is not None and trial.edit == digest(found)):
+    if found.path is None or digest(found) in [trial.edit for trial in trials]:
         return replace(found, advice=(*found.advice, *advice))
-    why = "it has not trained in a scratch copy: measure the change again"
-    if trial is not None and trial.edit_refused:
-        why = trial.edit_refused
+    same = [trial for trial in trials if sorted(trial.sets) == sorted(request.sets)]
+    why = next((trial.edit_refused for trial in same if trial.edit_refused), "")
+    why = why or "it has not trained in a scratch copy: measure the change again"
     words = _planned(request, run.config, run.device, described=True)
     return replace(words, advice=(*words.advice, *advice, f"no edit is shown: {why}"))
 

@@ -22,10 +22,10 @@ from ndd_engine.text import duration, factor, number, printable, times
 from ndd_watch.changes import Conditions
 
 from .campaign import Campaign, CampaignState
-from .compare import Interval, Recorded, Stretch, host_ns_of, observe, rate, ratio, spread
+from .compare import Interval, LateError, Recorded, Stretch, host_ns_of, observe, rate, ratio, spread
 from .estimates import CONFIDENCE, Estimate, Usual, estimate, interval, joined
 from .outcome import Base, Measure, PairVariances, breaks_even, startup_s, with_interval
-from .trial import run_trial
+from .trial import enough, run_trial
 from .tuning import place_of
 
 # Kinds that are measured in a trial; the others in observed runs.
@@ -266,7 +266,11 @@ class Measurer:
         """A run over `share` of the budget. turn: distinguishes runs of the same settings."""
         if (sets, turn) not in self._runs:
             self.campaign.say("observing a run")
-            run = self.watch(self.claim.workload, sets, self.campaign.budget_s * share, self.campaign.stop)
+            budget_s, stop = self.campaign.budget_s, self.campaign.stop
+            try:
+                run = self.watch(self.claim.workload, sets, budget_s * share, stop)
+            except LateError as error:
+                raise NotMeasuredError(f"{error}; {enough(budget_s)}") from None
             if run is None:
                 raise NotMeasuredError("stopped before it was measured")
             self._runs[sets, turn] = run
@@ -326,8 +330,9 @@ class Measurer:
         if not shares or not any(part.items for part in shares):
             name = part.phase.rpartition("/")[2]
             notes = [each.mark.text for each in run.snapshot.marks if name in each.mark.text]
-            told = f"was not timed: {notes[0]}" if notes else "did not occur"
-            raise NotMeasuredError(f"the phase {part.phase} {told}")
+            if notes:
+                raise NotMeasuredError(notes[0][:1].lower() + notes[0][1:].removesuffix("."))
+            raise NotMeasuredError(f"the phase {part.phase} did not occur")
         share = spread(rate(shares)).map(lambda value: value * 1e-9)
         return Found(share, f"by {'GPU' if on_gpu else 'host'} clock")
 
@@ -537,11 +542,16 @@ def headline(result: ClaimResult) -> str:
 
 
 def conditions(result: ClaimResult) -> Iterator[str]:
-    """One line per part: what was measured, and the outcome."""
+    """One line per part: what was measured, and the outcome. Unmeasured parts with the same reason share a line."""
+    told: set[str] = set()
     for item in result.parts:
         name = f"{item.part.name}: " if item.part.name else ""
         if item.found is None:
-            yield f"{name}not measured: {item.reason}"
+            if item.reason not in told:
+                names = [one.part.name for one in result.parts if not one.found and one.reason == item.reason]
+                shared = ", ".join(filter(None, names))
+                yield f"{shared}: not measured: {item.reason}" if shared else f"not measured: {item.reason}"
+            told.add(item.reason)
             continue
         # Under other conditions than the guide's, the claim itself is neither confirmed nor refuted.
         words = ELSEWHERE if item.where or item.found.depends else {}

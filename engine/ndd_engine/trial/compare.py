@@ -177,6 +177,8 @@ def _correlation(off: Sequence[float]) -> float:
 
 # The loss at a point of training is the mean over this share of training before that point.
 LOSS_SPAN = 0.1
+# Losses of scripts are read at a few steps. From so many in a span on, the means of other steps are compared.
+ENOUGH_LOSSES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +188,9 @@ class Recorded:
     rate: items per second without evaluations and checkpoints. used, warm_up, profiled: number of windows with steps.
     phases: per optimizer step. step_p50_ns, step_p95_ns: weighted median of the windows' own quantiles. peak_bytes:
     reserved on the GPU; on the CPU, resident in the run's processes. losses: (items trained so far, mean loss of a
-    window), in order. windows: the used ones. damaged: number of damaged lines of the log. exchange_ns, skew_ns: of all
-    ranks per optimizer step, None with one rank.
+    window), in order; of a script, the last loss that was read in a window, with the items trained at its step.
+    windows: the used ones. damaged: number of damaged lines of the log. exchange_ns, skew_ns: of all ranks per
+    optimizer step, None with one rank.
     """
 
     name: str
@@ -211,6 +214,9 @@ class Recorded:
 
     def loss_at(self, items: float) -> float | None:
         """The mean loss over the last LOSS_SPAN before so many items; None if none was recorded."""
+        if is_script(self.run):
+            found = self.read_near(items).values()
+            return fmean(found) if found else None
         weighted = covered = begin = 0.0
         for end, loss in self.losses:
             # A window's loss covers everything since the previous window with a loss.
@@ -219,6 +225,10 @@ class Recorded:
                 weighted, covered = weighted + overlap * loss, covered + overlap
             begin = end
         return weighted / covered if covered else None
+
+    def read_near(self, items: float) -> dict[int, float]:
+        """The single losses of a script within the last LOSS_SPAN before so many items."""
+        return {at: loss for at, loss in self.losses if items * (1 - LOSS_SPAN) < at <= items}
 
 
 # Steps done, steps, exchange and skew of a window of all ranks.
@@ -249,8 +259,12 @@ class _Reading:
                 self.profiled += 1
             else:
                 self.segments[-1].append(event)
-            if event.loss is not None and self.run is not None:
-                self.losses.append((event.step * self.run.items_per_step, event.loss))
+            if self.run is None:
+                return
+            # Scripts are asked for one loss in a window.
+            step, loss = (event.last_loss or (0, None)) if is_script(self.run) else (event.step, event.loss)
+            if loss is not None:
+                self.losses.append((step * self.run.items_per_step, loss))
         elif isinstance(event, RanksEvent):
             if event.steps and event.world > 1:
                 self.ranks.append((event.step, event.steps, event.exchange_ns, event.skew_ns))
@@ -571,11 +585,19 @@ def _losses(sides: Sequence[Recorded]) -> tuple[LossPoint, ...]:
     if not all(side.losses for side in sides):
         return ()
     common = min(side.losses[-1][0] for side in sides)
-    points = (
-        LossPoint(round(common * share), share, tuple(side.loss_at(common * share) for side in sides))
-        for share in LOSS_POINTS
-    )
-    return tuple(point for point in points if any(loss is not None for loss in point.losses))
+    scripts = [side for side in sides if is_script(side.run)]
+    points = []
+    for share in LOSS_POINTS:
+        items = common * share
+        losses = tuple(side.loss_at(items) for side in sides)
+        # Single losses of other steps differ even between identical runs.
+        near = [side.read_near(items) for side in scripts]
+        if len({tuple(read) for read in near}) > 1 and min(map(len, near)) < ENOUGH_LOSSES:
+            losses = tuple(
+                None if is_script(side.run) else loss for side, loss in zip(sides, losses, strict=True)
+            )
+        points.append(LossPoint(round(items), share, losses))
+    return tuple(point for point in points if scripts or any(loss is not None for loss in point.losses))
 
 
 def _text(value: object) -> str:
@@ -619,23 +641,32 @@ QUIET = (
     "checkpoint.every_epochs=0", "checkpoint.every_minutes=0", "checkpoint.at_end=false", "log.window_s=0.25",
     "log.every_steps=1000", "log.profile_every_s=0", "evaluate.every_epochs=0",
 )  # fmt: skip
-# Time limit for preparing and the first steps.
-PREPARE_S = 300.0
+# Time limit for preparing and the first steps: in seconds, and as a multiple of those to be observed.
+PREPARE_S, PREPARE_TIMES = 300.0, 4.0
+
+
+class LateError(NddError):
+    """A run had no step within its time limit."""
 
 
 def observe(workload: str, sets: Sequence[str], seconds: float, stop: threading.Event) -> Recorded | None:
-    """Train for `seconds` after the first step and read the record; None when stopped. Raises NddError on failure."""
+    """Train for `seconds` after the first step and read the record; None when stopped.
+
+    Raises LateError without a first step within PREPARE_TIMES as long, and NddError on another failure.
+    """
+    prepare_s = min(PREPARE_TIMES * seconds, PREPARE_S)
     spec = spec_of(None, workload, [*QUIET, *sets])
     try:
         with ChildProcess("ndd_engine.trial.compare") as child:
             tick = ticker("", lambda _: None, stop)
-            child.ask({"do": "observe", "seconds": seconds, **spec}, seconds + PREPARE_S, tick)
+            child.ask({"do": "observe", "seconds": seconds, **spec}, seconds + prepare_s, tick)
             return read_recorded(RunDir(child.folder / NAME))
     except StoppedError:
         return None
     except ChildError as error:
-        late = f"no steps within {PREPARE_S:.0f} s"
-        raise NddError(late if error.kind == "late" else str(error)) from None
+        if error.kind == "late":
+            raise LateError(f"no steps within {prepare_s:.2g} s") from None
+        raise NddError(str(error)) from None
 
 
 class ShortRun(ChildServer):

@@ -46,6 +46,14 @@ def judged(ratio: float, low: float, high: float) -> Call:
     return "no difference" if high < 1 + FLOOR and ratio >= 1 / (1 + FLOOR) else "inconclusive"
 
 
+def judged_estimate(found: Estimate) -> Call:
+    """The verdict on an estimate: as `judged`, but inconclusive for a single pair near 1, see ALONE."""
+    call = judged(found.ratio, found.low, found.high)
+    if found.pairs == 1 and call in DIFFERENT and found.low < ALONE and found.high > 1 / ALONE:
+        return "inconclusive"
+    return call
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A ratio with its interval, from `blocks` ABBA blocks of `pairs` pairs of processes (0: of one process).
@@ -251,20 +259,14 @@ class Replicates:
         many = len(self.pairs) >= ENOUGH
         if not many and not (self.few_pairs and self.blocks >= FEWEST_EARLY):
             return None
-        if (call := self._judged(strict)) in DIFFERENT:
+        if (call := judged_estimate(strict)) in DIFFERENT:
             return call
         return "no difference" if many and usual.low > 1 / (1 + FLOOR) and usual.high < 1 + FLOOR else None
 
     def last(self) -> Call:
         """The verdict once the budget is spent."""
         found = self.estimate()
-        return "inconclusive" if found is None else self._judged(found)
-
-    def _judged(self, found: Estimate) -> Call:
-        call = judged(found.ratio, found.low, found.high)
-        if self.processes == 1 and call in DIFFERENT and found.low < ALONE and found.high > 1 / ALONE:
-            return "inconclusive"
-        return call
+        return "inconclusive" if found is None else judged_estimate(found)
 
     def between(self) -> Usual | None:
         """The variance between the pairs of this trial, without that of their blocks; None if it is unknown.
@@ -418,7 +420,8 @@ def over(total: Estimate, before: Estimate) -> Estimate:
     df = spread**2 / sum(part**2 / df for part, df in parts) if spread else 1.0
     ratio = total.ratio / before.ratio
     low, high = interval(ratio, math.sqrt(spread), df)
-    return Estimate(ratio, low, high, total.blocks, min(total.pairs, before.pairs), df, total.method)
+    pairs = min(total.pairs or before.pairs, before.pairs or total.pairs)  # one process has no pairs
+    return Estimate(ratio, low, high, total.blocks, pairs, df, total.method)
 
 
 def standard_error(found: Estimate, confidence: float = CONFIDENCE) -> float:

@@ -268,6 +268,8 @@ def record_trial(run: RunDir, event: TrialEvent) -> None:
         lock.release()
 
 
+# Estimate of the seconds in which a small model is prepared, with the import of torch, and measured.
+LEAST_BUDGET_S = 30.0
 # Share of a compilation that further processes save by reading the caches; an estimate, for planning only.
 CACHED = 0.6
 # The largest budget that an inconclusive result recommends, as a multiple of its own.
@@ -276,6 +278,11 @@ MOST_TIMES = 20
 SIMILAR = 1.25
 # Sides in the order of the runs of a block, alternating between pairs.
 ORDERS = ((0, 1, 1, 0), (1, 0, 0, 1))
+
+
+def enough(budget_s: float) -> str:
+    """The advice where a setup took more than so many seconds, and how much longer it would have taken is unknown."""
+    return f"raise --budget to about {math.ceil(max(2 * budget_s, LEAST_BUDGET_S))}"
 
 
 class NotMeasurableError(Exception):
@@ -505,7 +512,7 @@ class Trial:
             took = f"setup took more than {self._budget.elapsed_s:.0f} s"
             # It has trained before: the script ended, or pairs of processes are compared.
             why = took if setup else f"after a new start, {error}"
-            return "inconclusive", f"{why}; raise --budget above {self.request.budget_s:g}"
+            return "inconclusive", f"{why}; {enough(self.request.budget_s)}"
         if error.kind == "ended":
             return "inconclusive", f"{error} before enough was measured; let it train for longer"
         if error.index == 0 and error.kind != "refused":

@@ -24,7 +24,7 @@ from ndd_engine.train.request import preflight
 from ndd_watch.changes import SET, Candidate, Conditions, candidates, needs_losses
 
 from .campaign import Campaign, CampaignState
-from .estimates import estimate_of, judged, over
+from .estimates import estimate_of, judged_estimate, over
 from .outcome import Base, Measure, breaks_even, flatten, under_load, with_interval
 from .trial import run_trial
 
@@ -368,7 +368,8 @@ def unconfirmed(total: TrialEvent, before: TrialEvent | None) -> str:
     earlier = estimate_of(before) if before is not None else None
     if earlier is not None:
         found = over(found, earlier)
-    if judged(found.ratio, found.low, found.high) == "faster":
+    if total.verdict == "faster" and judged_estimate(found) == "faster":
         return ""
     shown = with_interval(times(found.ratio), total.confidence, found.low, found.high, factor)
-    return f"faster, but not confirmed vs. the baseline: {shown}"
+    more = ", inconclusive; raise --budget" if total.verdict == "inconclusive" else ""
+    return f"faster, but not confirmed vs. the baseline: {shown}{more}"

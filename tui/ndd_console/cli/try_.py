@@ -161,7 +161,7 @@ def gained(trial: TrialEvent, sets: Sequence[str]) -> bool:
     return trial.verdict == "faster" and sorted(trial.sets) == sorted(sets) and trial.in_effect is not False
 
 
-def _edit(run: RunEvent, request: TrialRequest, trial: TrialEvent | None, apply: bool) -> None:
+def _edit(run: RunEvent, request: TrialRequest, trial: TrialEvent, apply: bool) -> None:
     """Show the edit that makes the change in the script; write it after a question."""
     from ndd_engine.script.trials import edit_for
 

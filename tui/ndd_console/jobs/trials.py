@@ -193,7 +193,10 @@ class ScriptTrials(RunTrials):
     def diff(self, sets: Sequence[str]) -> str:
         from ndd_engine.script.trials import edit_for
 
-        edit = edit_for(TrialRequest(self._of, tuple(sets)), self._run_event, self._tried.get(tuple(sets)))
+        tried = self._tried.get(tuple(sets))
+        edit = edit_for(
+            TrialRequest(self._of, tuple(sets)), self._run_event, *([] if tried is None else [tried])
+        )
         if not edit.diff:
             raise UsageError(f"this change is not an edit of one place: {'; '.join(edit.advice)}")
         return "\n".join(edit.diff)

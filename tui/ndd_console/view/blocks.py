@@ -386,6 +386,8 @@ def memory_rows(snapshot: Snapshot, width: int, count: int) -> list[Row]:
         out.append(((f"{number(snapshot.memory.retries)} allocation retries", "warn"),))
     if fits := fits_text(snapshot, width):
         out.append(((fits, "accent"),))
+    if room.kind != "gpu" and room.used_bytes is None:  # it has ended, and no sample shows what it used
+        return out[: max(count, 0)]
     facts = [f"{'used' if room.kind == 'gpu' else 'this run'} {size(room.used_bytes)}"]
     if room.kind == "gpu":
         facts.append(f"peak {size(room.peak_bytes)}")

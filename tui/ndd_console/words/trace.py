@@ -10,7 +10,7 @@ from ndd_engine.record.events import PHASES
 from ndd_engine.record.figures import IDLE_CAUSES
 from ndd_engine.recordings.snapshots import ERROR, DeviceMemory, Limit, Moment, SnapshotUse
 from ndd_engine.recordings.traces import DeviceUse, TraceUse, findings
-from ndd_engine.text import counted, percent, printable, size
+from ndd_engine.text import MISSING, counted, percent, printable, size
 
 from .blocks import Block, NamedValues, Page, ReportSection, Table, Text, clip, moment, ns
 from .finding import POTENTIAL_GAIN, verdict
@@ -223,20 +223,24 @@ def _what_ifs(device: DeviceMemory) -> Iterator[Block]:
     if device.refused or device.peak_error is None:
         return
     recorded = device.peak.reserved_bytes
+    # What differs from the recording even with its own settings is an error of the replay, and no effect of others.
+    same = round(recorded * (1 + device.peak_error))
     wrong = f"{device.wrong_decisions:,} of {device.allocations:,} decisions differ"
     replayed = wrong if device.wrong_decisions else "every segment as recorded"
     doubt = "" if abs(device.peak_error) <= ERROR else "; low confidence"
     rows = []
     for trial in device.what_ifs:
-        reserved, change = "out of memory", ""
+        reserved, change = MISSING, MISSING
         if trial.reserved_bytes is not None:
-            share = trial.reserved_bytes / recorded - 1 if recorded else 0.0
+            share = trial.reserved_bytes / same - 1 if same else 0.0
             reserved, change = size(trial.reserved_bytes), f"{share:+.1%}" if round(share, 3) else "same"
-        verdict = trial.verdict if trial.reserved_bytes is not None else ""
-        verdict += f": {trial.retries:,}" if verdict == "with retries" else ""
+        verdict = trial.verdict + (f": {trial.retries:,}" if trial.verdict == "with retries" else "")
         collected = counted(trial.collections, "collection") if trial.collections else ""
         rows.append((trial.setting, reserved, change, ", ".join(filter(None, (verdict, collected)))))
-    note = f"Error on this recording {device.peak_error:+.1%}, {replayed}{doubt}. {_limit_text(device.limit)}"
+    own = f"With the settings of the recording, the replay reserves {size(same)}, {replayed}"
+    note = f"{own}: error {device.peak_error:+.1%}{doubt}. Changes are relative to that. {_limit_text(device.limit)}"
+    if device.limit.known == "given" and recorded > device.limit.high:
+        note += f" The recording exceeds this limit: it reserved {size(recorded)}."
     if device.failures and any(trial.reserved_bytes is not None for trial in device.what_ifs):
         note += " Where a request that failed fits, what the program does with it is unknown: it is freed at once."
     columns = ("setting", "reserved", "change", "outcome")
