@@ -337,7 +337,9 @@ class Emitter:
             loss_scale=_read(self._scale), grad_norm=steps.grad_norm, profiled=profiled, kept_steps=kept, passes=passes,
             earlier=self._earlier,
         )  # fmt: skip
-        self.put("window", **fields, **steps.take(), wall_ns=wall, timed=timed)
+        losses = [(before + 1 + self._earlier, value) for before, value in steps.milestone_losses.items()]
+        steps.milestone_losses.clear()
+        self.put("window", **fields, **steps.take(), wall_ns=wall, milestone_losses=losses, timed=timed)
 
     def _know_tokens(self, shape: tuple[int, ...]) -> None:
         """Items are whole numbers in rows. Where rows differ in length, their sum is not known."""

@@ -255,7 +255,7 @@ class Hooks:
                     # The innermost function of the script: it contains the loop.
                     found = own_frame(sys._getframe(2), self._own)
                     steps.caller = found.f_code if found is not None else None
-                if steps.ranks or steps.gate is not None or S[LAST] >= steps.loss_due or origin.active:
+                if steps.ranks or origin.active or steps.wants_loss():
                     return 1
                 t = now()
                 outer.append(current)
@@ -347,18 +347,19 @@ class Hooks:
 
     def _read(self, loss: Any, due: bool = True) -> None:
         """Read a loss: at once on the CPU, and some steps later on a GPU, where it is due."""
-        steps = self.steps
+        steps, done = self.steps, S[DONE]
+        kept = steps.milestone_losses if done == steps.milestone else {}
         if (value := self._looks.on_host(loss)) is not None:
-            if steps.finite.read(S[DONE], value):
-                steps.loss = S[DONE], value
+            if steps.finite.read(done, value):
+                steps.loss, kept[done] = (done, value), value
             else:
                 self._origin.at_once(loss, sys._getframe(2))
         elif due and steps.values is not None and self._looks.number_on_gpu(loss):
-            done = S[DONE]
 
             def arrived(values: list[float]) -> None:
                 if steps.finite.read(done, values[0]):
                     steps.late.append((done, values[0]))
+                    kept[done] = values[0]
 
             steps.values.send([loss], arrived)
 
@@ -377,7 +378,7 @@ class Hooks:
                     steps.scaled = True
                     steps.finite.remember(scaler)
                     loss = looks.first_tensor(losses, 2)
-                    due = steps.gate is not None or S[LAST] >= steps.loss_due
+                    due = steps.wants_loss()
                     if loss is not None and (due or steps.long):
                         self._read(loss, due)
             except Exception as error:  # noqa: BLE001

@@ -109,9 +109,10 @@ class Steps:
 
     backwards: backward passes in the current step. compiled: a compiler has read the step of one, which is not heard
     from then on. ends_known: something else than a backward pass ends the steps. loss: value of a recent backward
-    pass; loss_due: when the next one is read, on the clock. model: the name of the class of what is trained; shape: of
-    its first input. caller: code of the function that contains the training loop. every: one of so many steps is
-    timed by phase; skip: number of further steps that are not. ranks: this process exchanges data with other ranks.
+    pass; loss_due: when the next one is read, on the clock. That of a milestone is read in any case: runs can be
+    compared at the same steps. model: the name of the class of what is trained; shape: of its first input. caller: code
+    of the function that contains the training loop. every: one of so many steps is timed by phase; skip: number of
+    further steps that are not. ranks: this process exchanges data with other ranks.
     """
 
     def __init__(self) -> None:
@@ -136,6 +137,9 @@ class Steps:
         # Losses of a GPU that have arrived.
         self.late: list[tuple[int, float]] = []
         self.loss_due = 0
+        # Steps before the next milestone, and the losses at those since the last window, by the steps before them.
+        self.milestone = 1
+        self.milestone_losses: dict[int, float] = {}
         self.model = ""
         self.shape: tuple[int, ...] | None = None
         self.whole_numbers = False
@@ -392,8 +396,11 @@ class Steps:
             clock.add_row()
             S[LEFT], self.computed = 0, False
             S[place] = sum(row) << 1 | 1
+            if done >= self.milestone:
+                self.milestone = later_milestone(self.milestone, done)
             if self.every > 1 and self.ends.only and not first:
-                self.skip, self.usual_backwards = untimed(done + 1, self.every), self.backwards
+                skip = min(untimed(done + 1, self.every), self.milestone - done - 1)
+                self.skip, self.usual_backwards = skip, self.backwards
                 self.only, self.place = self.ends.only, STEPPED + self._places.get(self.ends.only, 0)
                 if self.skip:
                     self.time(0)
@@ -466,6 +473,10 @@ class Steps:
         S[LAST] += ns
         self.looked(ns)
 
+    def wants_loss(self) -> bool:
+        """Whether the loss of this step is to be read."""
+        return S[LAST] >= self.loss_due or S[DONE] == self.milestone or self.gate is not None
+
     def time_this(self) -> None:
         """Time the step that has begun by phase, from now on."""
         self.skip = 0
@@ -527,6 +538,13 @@ class Steps:
             size = _power(max(S[DONE] - self._window_begin, self.every))
             self._window_end = -(-S[DONE] // size) * size
         return bool(S[DONE] >= self._window_end)
+
+
+def later_milestone(milestone: int, done: int) -> int:
+    """The first milestone after so many steps: every process has the same ones, each about a tenth after the other."""
+    while milestone <= done:
+        milestone += milestone // 10 + 1
+    return milestone
 
 
 def untimed(number: int, every: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -229,33 +229,32 @@ def test_what_is_not_alike_is_warned_of_and_other_models_have_no_verdict(
 
 
 def test_single_losses_of_scripts_are_compared_only_at_equal_steps(tmp_path: Path) -> None:
-    """A script's loss is read at one step of a window, and not at the same one in each run."""
+    """A script's loss is read at one step of a window, which differs between runs, and at milestones, which do not."""
 
-    def read(*steps: int) -> list[Event]:
+    def read(*steps: int, milestones: Sequence[int]) -> list[Event]:
         ends = range(STEPS, STEPS * len(steps) + 1, STEPS)
         return [
-            window(end, 1.0, 100.0 / at, last_loss=(at, 100.0 / at))
+            window(
+                end, 1.0, 100.0 / at, last_loss=(at, 100.0 / at),
+                milestone_losses=tuple((one, 100.0 / one) for one in milestones if end - STEPS < one <= end),
+            )
             for end, at in zip(ends, steps, strict=True)
-        ]
+        ]  # fmt: skip
 
-    def losses(folder: str, a: list[Event], b: list[Event]) -> Comparison:
+    def losses(folder: str, a: list[Event], b: list[Event]) -> list[tuple[int, tuple[float | None, ...]]]:
         of = {"config": {"script": {"command": ["python", "train.py"]}}}
-        return compare(
+        found = compare(
             write_run(tmp_path / folder / "a", a, **of), write_run(tmp_path / folder / "b", b, **of)
         )
+        return [(point.items, point.losses) for point in found.losses]
 
-    other = losses("other", read(9, 19, 28), read(8, 17, 28))
-    points = [point.losses for point in other.losses]
-    # Neither has a loss shortly before a quarter; those of other steps do not show that the runs differ.
-    assert points[:3] == [(None, None)] * 3 and points[3] == (100.0 / 28, 100.0 / 28)
-    assert "equal steps" in "\n".join(text_lines(two_compared(other)))
-    # A single loss is not that of an earlier point as well.
-    few = losses("few", read(7, 20), read(7, 20))
-    assert [point.losses[0] for point in few.losses] == [None, None, None, 5.0]
-    many = [STEPS * index - index % 3 for index in range(1, 101)]
-    means = losses("many", read(*many), read(*(at - at % 2 for at in many))).losses
-    assert all(point.losses[0] == pytest.approx(point.losses[1], rel=0.02) for point in means[1:])
-    assert None not in means[3].losses
+    every = (2, 4, 8, 14, 20, 28)
+    other = losses("other", read(9, 19, 28, milestones=every), read(8, 17, 28, milestones=every))
+    assert other == [(at * ITEMS, (100.0 / at, 100.0 / at)) for at in (4, 14, 20, 28)]
+    # One run has missed some, and no step has the loss of another one.
+    some = losses("some", read(9, 19, 28, milestones=every), read(8, 17, 28, milestones=(8, 28)))
+    assert some == [(at * ITEMS, (100.0 / at, 100.0 / at)) for at in (8, 28)]
+    assert losses("none", read(7, 20, milestones=(2,)), read(7, 20, milestones=(4,))) == []
 
 
 def test_losses_are_compared_at_the_same_number_of_items(tmp_path: Path) -> None:

@@ -120,13 +120,14 @@ class WindowEvent(Event):
     optimizer step. phases: {phase: {"host_ns": total in this window; "p50_ns", "p95_ns", "max_ns": per step;
     "device_ns": mean per step by CUDA events, of evaluations the total in this window, or null}}; "forward/encoder" is
     a sub-phase of "forward". loss: mean of the losses read back in this window, or null; last_loss: [step, loss] of the
-    last one. lr, grad_norm, loss_scale: latest values. device_steps: steps timed on the device. gc_ns, gc_count,
-    gc_max_ns: total, number and longest of Python's garbage collections (part of the phases). profiled: true if a
-    profiler capture ran or a step was profiled; such windows are not used for rates. heap_bytes: in use by the heap of
-    the process, with the tensors of the CPU, at the end of the window. heap_free_bytes: free in it then, which the C
-    library has not returned to the system. kept_steps: earlier steps whose autograd graphs
-    still exist then. passes: over the training data, that began in it; the first pass of the run is not counted.
-    timed_steps: steps that were timed by phase; the others were timed as a whole.
+    last one; milestone_losses: the same at steps at which each run of a script reads its loss. lr, grad_norm,
+    loss_scale: latest values. device_steps: steps timed on the device. gc_ns, gc_count, gc_max_ns: total, number and
+    longest of Python's garbage collections (part of the phases). profiled: true if a profiler capture ran or a step was
+    profiled; such windows are not used for rates. heap_bytes: in use by the heap of the process, with the tensors of
+    the CPU, at the end of the window. heap_free_bytes: free in it then, which the C library has not returned to the
+    system. kept_steps: earlier steps whose autograd graphs still exist then. passes: over the training data, that began
+    in it; the first pass of the run is not counted. timed_steps: steps that were timed by phase; the others were timed
+    as a whole.
     skipped: updates that a gradient scaler left out in this window, since gradients were not finite; not those of the
     first steps, in which its scale settles. first_skipped: steps before the first of them, where it is known.
     skipping_since: if the last updates of the window were skipped, the steps before the first of them. bad_loss: if
@@ -154,6 +155,7 @@ class WindowEvent(Event):
     phases: dict[str, PhaseTimes]
     loss: Figure | None = None
     last_loss: LastLoss | None = None
+    milestone_losses: tuple[LastLoss, ...] = ()
     lr: Figure | None = None
     grad_norm: Figure | None = None
     loss_scale: Figure | None = None

@@ -512,4 +512,6 @@ def _later(line: Line, steps: int) -> Line:
         moved["total_steps"] += steps
     if (loss := line.get("last_loss")) is not None:
         moved["last_loss"] = [loss[0] + steps, loss[1]]
+    if "milestone_losses" in line:
+        moved["milestone_losses"] = [[step + steps, value] for step, value in line["milestone_losses"]]
     return moved

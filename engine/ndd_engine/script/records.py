@@ -219,7 +219,7 @@ class Process:
             "step": last["step"] + shown - self._shown, "steps": max(shown - self._shown, 0),
             "epoch_step": max(last["epoch_step"] + shown - self._shown, 0), "micro_steps": micro,
             "items": round(each * micro), "tokens": round(each * micro * tokens), "profiled": False,
-            "evaluations": 0, "checkpoints": 0, "received": {}, "left_out": 0, "timed": timed,
+            "evaluations": 0, "checkpoints": 0, "received": {}, "left_out": 0, "milestone_losses": [], "timed": timed,
             "passes": max(value(mapped.STARTS) - self._starts, 0),
             "skipped": max(value(mapped.SKIPPED) - self._skipped, 0),
             "wall_ns": sum(length >> 1 for length in self._reader.lengths(self._end, done)),

@@ -177,8 +177,6 @@ def _correlation(off: Sequence[float]) -> float:
 
 # The loss at a point of training is the mean over this share of training before that point.
 LOSS_SPAN = 0.1
-# Losses of scripts are read at a few steps. From so many in a span on, the means of other steps are compared.
-ENOUGH_LOSSES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +186,7 @@ class Recorded:
     rate: items per second without evaluations and checkpoints. used, warm_up, profiled: number of windows with steps.
     phases: per optimizer step. step_p50_ns, step_p95_ns: weighted median of the windows' own quantiles. peak_bytes:
     reserved on the GPU; on the CPU, resident in the run's processes. losses: (items trained so far, mean loss of a
-    window), in order; of a script, the last loss that was read in a window, with the items trained at its step.
+    window), in order; of a script, the losses at its milestones, with the items trained at their steps.
     windows: the used ones. damaged: number of damaged lines of the log. exchange_ns, skew_ns: of all ranks per
     optimizer step, None with one rank.
     """
@@ -214,9 +212,6 @@ class Recorded:
 
     def loss_at(self, items: float) -> float | None:
         """The mean loss over the last LOSS_SPAN before so many items; None if none was recorded."""
-        if is_script(self.run):
-            found = self.read_near(items).values()
-            return fmean(found) if found else None
         weighted = covered = begin = 0.0
         for end, loss in self.losses:
             # A window's loss covers everything since the previous window with a loss.
@@ -225,10 +220,6 @@ class Recorded:
                 weighted, covered = weighted + overlap * loss, covered + overlap
             begin = end
         return weighted / covered if covered else None
-
-    def read_near(self, items: float) -> dict[int, float]:
-        """The single losses of a script within the last LOSS_SPAN before so many items."""
-        return {at: loss for at, loss in self.losses if items * (1 - LOSS_SPAN) < at <= items}
 
 
 # Steps done, steps, exchange and skew of a window of all ranks.
@@ -261,10 +252,11 @@ class _Reading:
                 self.segments[-1].append(event)
             if self.run is None:
                 return
-            # Scripts are asked for one loss in a window.
-            step, loss = (event.last_loss or (0, None)) if is_script(self.run) else (event.step, event.loss)
-            if loss is not None:
-                self.losses.append((step * self.run.items_per_step, loss))
+            # Scripts are asked for single losses.
+            found = event.milestone_losses if is_script(self.run) else [(event.step, event.loss)]
+            self.losses += [
+                (step * self.run.items_per_step, loss) for step, loss in found if loss is not None
+            ]
         elif isinstance(event, RanksEvent):
             if event.steps and event.world > 1:
                 self.ranks.append((event.step, event.steps, event.exchange_ns, event.skew_ns))
@@ -586,18 +578,20 @@ def _losses(sides: Sequence[Recorded]) -> tuple[LossPoint, ...]:
         return ()
     common = min(side.losses[-1][0] for side in sides)
     scripts = [side for side in sides if is_script(side.run)]
-    points = []
+    # Single losses of other steps differ even between identical runs.
+    read = [dict(side.losses) for side in scripts]
+    shared = sorted(set.intersection(*map(set, read))) if read else []
+    points: list[LossPoint] = []
     for share in LOSS_POINTS:
-        items = common * share
-        losses = tuple(side.loss_at(items) for side in sides)
-        # Single losses of other steps differ even between identical runs.
-        near = [side.read_near(items) for side in scripts]
-        if len({tuple(read) for read in near}) > 1 and min(map(len, near)) < ENOUGH_LOSSES:
-            losses = tuple(
-                None if is_script(side.run) else loss for side, loss in zip(sides, losses, strict=True)
-            )
-        points.append(LossPoint(round(items), share, losses))
-    return tuple(point for point in points if scripts or any(loss is not None for loss in point.losses))
+        items = round(common * share)
+        if scripts:
+            near = [at for at in shared if at <= items]
+            if not near or (points and near[-1] == points[-1].items):
+                continue
+            items = near[-1]
+        losses = (dict(side.losses)[items] if is_script(side.run) else side.loss_at(items) for side in sides)
+        points.append(LossPoint(items, share, tuple(losses)))
+    return tuple(point for point in points if any(loss is not None for loss in point.losses))
 
 
 def _text(value: object) -> str:

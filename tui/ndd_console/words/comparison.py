@@ -10,7 +10,6 @@ from ndd_engine.trial.compare import (
     NOT_SET,
     Comparison,
     Difference,
-    LossPoint,
     Recorded,
     SeveralCompared,
     phase_names,
@@ -27,9 +26,6 @@ _DISTURBED = "no verdict: other processes used the cores of one run"
 _INCONCLUSIVE = "inconclusive; compare longer runs, or measure the change with ndd-console try"
 _SHORT = {"faster": "faster", "slower": "slower", "same": "no difference", "not comparable": "other model"}
 _TIMES = "Times are per optimizer step, by the host clock; those of phases are means."
-_NO_LOSS = (
-    "The loss of a script is read once in a measuring interval: n/a where the runs have none at equal steps."
-)
 _BLOCK = 5  # runs in one table of phases
 _LABEL = 40
 _ONLY = 2  # settings of one run alone that are named
@@ -62,8 +58,7 @@ def two_compared(comparison: Comparison) -> Iterator[Block]:
     yield NamedValues((*sides, *_differences(comparison), *_speed(comparison)))
     if comparison.diff:
         yield Diff(comparison.diff[:_DIFF], len(comparison.diff[_DIFF:]))
-    note = f"{_TIMES} {_NO_LOSS}" if _lacking(comparison.losses) else _TIMES
-    yield Table("", ("", "A", "B", "B / A"), tuple(_figures(comparison)), frozenset({1, 2, 3}), note)
+    yield Table("", ("", "A", "B", "B / A"), tuple(_figures(comparison)), frozenset({1, 2, 3}), _TIMES)
     modules = changed_modules(comparison.a.snapshot.kernels, comparison.b.snapshot.kernels)
     if modules is not None and modules.rows:
         yield modules
@@ -146,10 +141,6 @@ def _figures(comparison: Comparison) -> Iterator[tuple[str, ...]]:
             yield _row(f"{word} {name}", _value, before.get(name), after.get(name))
 
 
-def _lacking(points: Sequence[LossPoint]) -> bool:
-    return any(loss is None for point in points for loss in point.losses)
-
-
 def _mean_ns(side: Recorded) -> float | None:
     """The sum of the phases, which cover the whole step."""
     parts = [value for name, value in side.phases.items() if "/" not in name]
@@ -227,5 +218,4 @@ def _scores(comparison: SeveralCompared) -> Iterator[Block]:
     if comparison.losses:
         unit = plural(comparison.baseline.run.item)
         note = f"Losses after these shares of {number(comparison.losses[-1].items)} {unit}."
-        note += f" {_NO_LOSS}" if _lacking(comparison.losses) else ""
     yield Table("", columns, rows, frozenset(range(1, len(columns))), note)
