@@ -293,6 +293,7 @@ def test_a_metric_that_is_missing_is_refused_before_training(trainer: Trainer, o
     assert "rare" in later.snapshot.best.metrics
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("objective", ["autoregressive", "diffusion"])
 def test_looking_for_the_metric_before_training_changes_no_loss(trainer: Trainer, objective: str) -> None:
     sets = (*trainer.chartext, f"workload.objective={objective}", "workload.dropout=0.5", *EVERY_STEP)
