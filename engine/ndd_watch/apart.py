@@ -207,7 +207,11 @@ def guard(reason: str) -> str:
     text = rest if colon and number.replace("/", "").isdigit() else reason
     # The assumption, the line of code if torch has it, and its place.
     parts = [part.strip() for part in text.split("#") if part.strip()]
-    return "".join(parts) if len(parts) < 2 else f"{parts[0]} ({os.path.basename(parts[-1])})"
+    if len(parts) < 2:
+        return "".join(parts)
+    # The place may be followed by one of torch, or be that alone, in brackets.
+    place = parts[-1].partition(" (_")[0].strip("()")
+    return f"{parts[0]} ({os.path.basename(place)})"
 
 
 def _graphs(found: dict[str, Any]) -> str:

@@ -575,7 +575,7 @@ class Cache(AtStart):
     def applied(self) -> tuple[str, bool | None, str]:
         if not self._refused and self._cached:
             for dataset, items in self._cached.values():
-                self._check(dataset, items)
+                self._check(dataset, {place: items[place] for place in checked_places(len(items))})
         if self._refused or not self._cached:
             return "false", False, self._refused or "the script reads no map-style dataset in batches"
         return "true", True, f"{sum(len(items) for _, items in self._cached.values())} items are cached"
@@ -605,23 +605,29 @@ class Cache(AtStart):
         count = len(dataset)
         state = _random_state(self.torch)
         t = time.perf_counter()
-        first = [dataset[place] for place in range(min(CHECKED, count))]
+        first = {place: dataset[place] for place in checked_places(count)}
         each_s = (time.perf_counter() - t) / max(len(first), 1)
         if each_s * count > MOST_S:
             self._refused = (
                 f"reading all {count:,} items once would take {each_s * count:.0f} s (at most {MOST_S:.0f})"
             )
         self._check(dataset, first)
-        items = [] if self._refused else [*first, *(dataset[place] for place in range(len(first), count))]
+        places = range(0 if self._refused else count)
+        items = [first[place] if place in first else dataset[place] for place in places]
         _set_random_state(self.torch, state)
         return items
 
-    def _check(self, dataset: Any, items: list[Any]) -> None:
+    def _check(self, dataset: Any, items: dict[int, Any]) -> None:
         """Whether items are still what the dataset returns."""
-        for place in range(min(CHECKED, len(items))):
-            if not same_item(self.torch, items[place], dataset[place]):
+        for place, item in items.items():
+            if not same_item(self.torch, item, dataset[place]):
                 self._refused = f"item {place} differs when it is read again"
                 return
+
+
+def checked_places(count: int) -> list[int]:
+    """The items that are read twice: from all parts of the data, which may be sorted by class."""
+    return sorted({place * count // CHECKED for place in range(CHECKED)} if count else ())
 
 
 def same_item(torch: Any, one: Any, other: Any, unknown: bool = False) -> bool:

@@ -102,7 +102,15 @@ def test_progress_moves_on_a_terminal_and_is_lines_within_the_budget_elsewhere()
 @pytest.mark.promise
 def test_ctrl_c_prints_the_result_so_far(tmp_path: Path) -> None:
     trial = start(
-        "try", *TINY, "--set", "workload.dropout=0.5", "--budget", "1000", "--json", folder=tmp_path, group=True
+        "try",
+        *TINY,
+        "--set",
+        "workload.dropout=0.5",
+        "--budget",
+        "1000",
+        "--json",
+        folder=tmp_path,
+        group=True,
     )
     assert trial.stderr is not None and trial.stdout is not None
     trial.stderr.readline()

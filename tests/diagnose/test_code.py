@@ -316,6 +316,14 @@ def test_advice_about_an_optimizer_is_one_that_it_can_take(name: str, advice: st
     assert advice in run.named("optimizer").changes[-1].text
 
 
+def test_what_a_gradient_scaler_unscales_is_no_clipping() -> None:
+    scaled = script(phases=healthy(clip=8.0), window={"loss_scale": 65536.0})
+    assert "clip" not in scaled.causes()
+    assert (
+        "clip" in script(phases=healthy(clip=8.0), window={"loss_scale": 65536.0, "grad_norm": 3.5}).causes()
+    )
+
+
 def test_clipping_in_a_script_tells_the_norm_without_a_limit_that_is_unknown() -> None:
     found = script(phases=healthy(clip=8.0), window={"grad_norm": 3.5}).named("clip")
     assert next(item.text for item in found.evidence if "norm" in item.text).endswith(" 3.50")

@@ -33,6 +33,14 @@ from ndd_watch.mapped import SKIPPED
             "0/7: bins == 7   # if bins % 2:  # a/b/train.py:13 in forward",
             "bins == 7 (train.py:13 in forward)",
         ),
+        (
+            "0/0: len(x) == 3 # for y in x: # a/train.py:9 in forward (_dynamo/variables/iter.py:5 in call)",
+            "len(x) == 3 (train.py:9 in forward)",
+        ),
+        (
+            "0/1: (0.5 + n) == 1.5 # (_dynamo/passes/scalars.py:429 in _impl)",
+            "(0.5 + n) == 1.5 (scalars.py:429 in _impl)",
+        ),
         ("tensor 'x' size mismatch at index 0", "tensor 'x' size mismatch at index 0"),
     ],
 )

@@ -299,7 +299,7 @@ def test_only_regular_files_are_opened(tmp_path: Path, kind: str) -> None:
         list(EventLog(path).new())
 
 
-@pytest.mark.parametrize(("version", "reader"), [(1, "0.5.0"), (3, "wrote it")])
+@pytest.mark.parametrize(("version", "reader"), [(1, "0.5.0"), (3, "wrote it"), (99999, "wrote it")])
 def test_a_record_of_another_version_is_refused_in_one_line(
     tmp_path: Path, version: int, reader: str
 ) -> None:

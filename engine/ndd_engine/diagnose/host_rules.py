@@ -302,6 +302,8 @@ def clip(view: View) -> Finding | None:
     # Disabling it changes the training: require a larger share.
     if not cost.clear or cost.share < 2 * FLOOR or not (limited or view.is_script):
         return None
+    if view.is_script and norm is None and view.snapshot.loss_scale is not None:
+        return None  # the time is that of a gradient scaler's `unscale_`
     draft = FindingDraft("clip", f"gradient clipping takes {percent(cost.share)} of each step", cost)
     draft.add(taken(cost, "clipping takes"))
     if norm:

@@ -58,7 +58,7 @@ def line_of(kind: str, t: float, value: object) -> str:
 
 def other_version(first_line: bytes) -> str:
     """Why a record that begins with this line cannot be read; "" if it has the present version, or is damaged."""
-    found = re.match(rb'\{"v":(\d{1,4}),', first_line)
+    found = re.match(rb'\s*\{\s*"v"\s*:\s*(\d{1,9})\s*,', first_line)
     if found is None or (version := int(found[1])) == VERSION:
         return ""
     reader = "0.5.0" if version == 1 else "the version that wrote it"

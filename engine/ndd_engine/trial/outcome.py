@@ -25,7 +25,7 @@ from ndd_engine.record.event import ASIDES, EXCHANGE, SKEW
 from ndd_engine.record.events import Event, Json, RanksEvent, TrialEvent, WindowEvent
 from ndd_engine.record.rundir import RunDir
 from ndd_engine.text import counted, duration, factor, finite, printable, size, times
-from ndd_watch.changes import TABLE
+from ndd_watch.changes import CACHED, TABLE
 
 from .blocks import MOST_PAIRS
 from .estimates import CONFIDENCE, DIFFERENT, FLOOR, METHOD, Estimate, Usual, pooled
@@ -403,6 +403,12 @@ def break_even(base: SideFacts, change: SideFacts) -> int | None:
     return math.ceil(max(startup_s(vars(change)) - startup_s(vars(base)), 0) / saved_s)
 
 
+def _only_cached(changed: Sequence[str]) -> bool:
+    """Whether a change makes each item once and alters nothing else."""
+    alters = [TABLE[key].alters if key in TABLE else None for key in changed]
+    return CACHED in alters and not any(one is None or one.losses for one in alters)
+
+
 def result(
     request: TrialRequest,
     verdict: str,
@@ -428,6 +434,9 @@ def result(
         loss, loss_text = compare_losses(losses[0], losses[1], changed, items)
         if loss == "differs" and doubt:
             loss_text += f"; {doubt}"
+        elif loss == "differs" and verdict in DIFFERENT and _only_cached(changed):
+            verdict = "inconclusive"
+            reason = "the losses differ: the items are not the same each time, as with random augmentation"
     event = TrialEvent(
         sets=list(request.sets),
         against=request.base.name,

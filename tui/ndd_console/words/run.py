@@ -253,7 +253,7 @@ def _summary(
     snapshot: Snapshot, end: EndEvent | None, folder: Path, findings: Sequence[Finding]
 ) -> Iterator[str]:
     status = end.status if end else snapshot.status
-    reason = end.reason if end else "the run continues"
+    reason = end.reason if end else "its process is gone" if snapshot.final else "the run continues"
     ending = [finding for finding in findings if finding.cause in ENDINGS]
     yield from map(finding_line, ending)
     yield reason if reason.startswith(status) else f"{status}: {reason}"

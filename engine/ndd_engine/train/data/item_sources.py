@@ -37,7 +37,7 @@ from ndd_engine.workloads.base import (
     items_at,
     seed_all,
 )
-from ndd_watch.switches import CHECKED, same_item
+from ndd_watch.switches import checked_places, same_item
 
 from .order import ALONE, OwnRandom, Share, mixed
 
@@ -178,12 +178,12 @@ def make_source(
         # Stacking needs memory for both forms.
         _check_room(key, 2 * kept_bytes(data), torch.device("cpu"), "the host")
         items = []
-        step = max(count // 20, 1)
+        step, checked = max(count // 20, 1), set(checked_places(count))
         for index in range(count):
             if index % step == 0:
                 tell(f"encoding items once: {index:,} of {count:,}")
             items.append(data[index])
-            if index < CHECKED:
+            if index in checked:
                 with kept_random(torch.device("cpu")):
                     again = data[index]
                 if not same_item(torch, items[-1], again, unknown=True):
