@@ -23,10 +23,12 @@ os: "Any" = type(sys.implementation)(**vars(_os))
 # Places or hosts that are remembered.
 MOST = 20
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Event -> places of the paths among its arguments at which it changes something.
+# Event -> (place of a path among its arguments at which it changes something, place of the descriptor of the folder
+# that the path is relative to, or 0).
 _CHANGES = {
-    "os.mkdir": (0,), "os.remove": (0,), "os.rmdir": (0,), "os.truncate": (0,), "shutil.rmtree": (0,),
-    "os.rename": (0, 1), "os.symlink": (1,), "os.link": (1,), "os.chmod": (0,), "os.utime": (0,),
+    "os.mkdir": ((0, 2),), "os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.truncate": ((0, 0),),
+    "shutil.rmtree": ((0, 0),), "os.rename": ((0, 2), (1, 3)), "os.symlink": ((1, 2),), "os.link": ((1, 3),),
+    "os.chmod": ((0, 2),), "os.utime": ((0, 3),),
 }  # fmt: skip
 # Those that change a link, not what it leads to.
 _OF_LINKS = frozenset({"os.remove", "os.rename", "os.symlink", "os.link"})
@@ -60,6 +62,7 @@ _LIBRARIES = tuple(
 )  # fmt: skip
 # Characters of a command.
 LONGEST = 200
+_PREFIXES = sys.prefix, sys.base_prefix
 
 
 class Outside:
@@ -94,7 +97,7 @@ class Outside:
         compilers = [os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")]
         inside = [
             self._folder, "/tmp", "/var/tmp", "/usr/tmp", "/dev", "/proc", "/sys", os.path.join(home, ".cache"),
-            os.path.join(home, ".triton"), os.path.join(home, ".config", "matplotlib"), sys.prefix, sys.base_prefix,
+            os.path.join(home, ".triton"), os.path.join(home, ".config", "matplotlib"), *map(_packages, _PREFIXES),
             *caches, *compilers,
         ]  # fmt: skip
         known = {"inside": inside, "own": self._own, "copy": [self._copy], "original": [self._original]}
@@ -144,8 +147,8 @@ class Outside:
             if type(path) is not int and (flags or 0) & _WRITES:
                 self.writes(path)
         elif event in _CHANGES:
-            for place in _CHANGES[event]:
-                self.writes(given[place], event in _OF_LINKS)
+            for place, folder in _CHANGES[event]:
+                self.writes(_within(given[place], given[folder] if folder else -1), event in _OF_LINKS)
         elif event == "sqlite3.connect":
             self.writes(_database(given[0]))
         elif event in _CONNECTS:
@@ -190,6 +193,21 @@ class Outside:
             not (called.startswith("python") and _watched(simple, event, given)) and _of_user(asks)
         ):
             self._refuse(f"starts another program ({named})")
+
+
+def _packages(prefix: str) -> str:
+    """The folder of a Python's packages, which write caches; `/usr` has more than that."""
+    major, minor = sys.version_info[:2]
+    return str(os.path.join(prefix, "lib", f"python{major}.{minor}"))
+
+
+def _within(path: "Any", folder: "Any") -> "Any":
+    """A path that may be relative to the folder of a descriptor."""
+    if type(folder) is not int or folder < 0 or type(path) not in (str, bytes):
+        return path
+    with Dropped(OSError, ValueError):
+        return os.path.join(os.readlink(f"/proc/self/fd/{folder}"), os.fsdecode(path))
+    return path
 
 
 def _name(word: str) -> str:

@@ -406,7 +406,8 @@ class Probes:
         # Other variables may have no value yet.
         if not set(looked) <= set(arguments(before)):
             return False
-        imported = _imported(function, before.co_names)
+        codes = before, *_inside(before)  # a comprehension has a code of its own before Python 3.12
+        imported = _imported(function, tuple(dict.fromkeys(name for code in codes for name in code.co_names)))
         qualified = getattr(before, "co_qualname", function.__qualname__)
         first, last = self._operation(begins), self._operation(ends)
         made = _with_probes(before, qualified, imported, first, last, always)

@@ -103,7 +103,6 @@ def test_a_section_given_as_a_value(toml: Path, section: str) -> None:
         (("workload.heads=5",), "heads 5"),
         (("workload.tie_weights=true", "workload.objective=diffusion"), "tie_weights"),
         (("schedule.kind=cosine", "schedule.min_lr=0.9"), "schedule.min_lr 0.9"),
-        (("schedule.min_lr=0.1", "optimizer.lr=0.5"), 'min_lr is not used by kind "constant"'),
         (("optimizer.momentum=0.9",), 'momentum is not used by "adamw"'),
         (("optimizer.name=sgd", "optimizer.betas=[0.8, 0.9]"), 'betas is not used by "sgd"'),
         (("optimizer.name=sgd", "optimizer.eps=1e-6"), 'eps is not used by "sgd"'),

@@ -316,12 +316,6 @@ class ScheduleSection(Section):
     warmup_steps: int = Field(0, ge=0, le=STEPS, description="number of optimizer steps of linear warm-up")
     min_lr: float = Field(0.0, ge=0, description="final learning rate of the cosine schedule")
 
-    @model_validator(mode="after")
-    def _all_used(self) -> ScheduleSection:
-        if self.min_lr and self.kind != "cosine":
-            raise ValueError(f'min_lr is not used by kind "{self.kind}": set it to 0, or kind to "cosine"')
-        return self
-
 
 class ClipSection(Section):
     max_norm: float = Field(0.0, ge=0, description="clip the gradient norm to this value; 0: no clipping")

@@ -172,7 +172,7 @@ _BESIDE = {
 _ENVIRONMENTS = frozenset(
     {"gym", "gymnasium", "pettingzoo", "dm_control", "dm_env", "stable_baselines3", "envpool"}
 )
-_WORLDS = ("env", "game", "world", "simulat")
+_WORLDS = ("env", "game", "world", "simulat", "grid", "maze", "cartpole", "bandit", "market", "arena")
 ENVIRONMENT = (
     "step several environments at once, in processes of their own (gymnasium.vector.AsyncVectorEnv), or make a step "
     "cheaper: the training needs each of them"
@@ -459,7 +459,7 @@ def outside(view: View) -> Finding | None:
         cost = view.part(max(cost.share - model, 0.0))
     # Where most steps need little of it, the profiled one does not tell what takes it.
     usual_ns = view.phases["other"].p50_ns
-    rare = usual_ns is not None and usual_ns * view.stretched < data_facts.UNEVEN * cost.ns
+    rare = usual_ns is not None and usual_ns * view.stretched("other") < data_facts.UNEVEN * cost.ns
     totals = view.snapshot.totals
     if rare and totals.recompile_ns:  # `recompile` names that
         cost = view.part(max(cost.share - totals.recompile_ns / totals.wall_ns, 0.0))
@@ -467,7 +467,7 @@ def outside(view: View) -> Finding | None:
         return None
     # Beside other programs, any phase takes long now and then.
     beside = view.neighboured or view.disturbed
-    shown_ns = min(cost.ns, (usual_ns or cost.ns) * view.stretched) if beside else cost.ns
+    shown_ns = min(cost.ns, (usual_ns or cost.ns) * view.stretched("other")) if beside else cost.ns
     if slow is not None and slow.share >= 2 * FLOOR and slow.ns >= MOST_OF * shown_ns:
         return None  # `slow_function` names it
     if sum(call.ns for call in _logged(view)) >= MOST_OF * cost.ns:

@@ -424,7 +424,7 @@ class View:
             if profiled and phase in self.phases:  # which may cost nothing: the GPU is busy meanwhile
                 cost, median = self.cost(phase).ns, self.phases[phase].p50_ns or 0
                 # As a part of the phase, unless a few long steps lengthen the phase more than they do the others.
-                factors[phase] = min(cost, max(profiled, median) * self.stretched) / max(profiled, ns)
+                factors[phase] = min(cost, max(profiled, median) * self.stretched(phase)) / max(profiled, ns)
             else:
                 distorted = found.wall_ns > DISTORTED * self.step_ns
                 factors[phase] = self.step_ns / found.wall_ns if distorted else 1.0
@@ -432,16 +432,15 @@ class View:
         all_of_it = min(self.step_ns / whole, 1.0) if whole else 1.0
         return [ns * factors[phase] * all_of_it for phase, ns in rows]
 
-    @cached_property
-    def stretched(self) -> float:
-        """The mean of a phase over its median, the least one of those that take a part of the step; at least 1.
+    def stretched(self, phase: str) -> float:
+        """The mean of a phase over its median, the least one of the others that take a part of the step; at least 1.
 
         On a busy machine, all that a step does takes longer. A rollout before every 16th step lengthens one phase only.
         """
         medians = {
             one.name: one.p50_ns or 0
             for one in self.phases.values()
-            if "/" not in one.name and one.name not in ASIDES
+            if "/" not in one.name and one.name not in (*ASIDES, phase)
         }
         least = LEAST_PART * sum(medians.values())
         means = [self.phases[name].host_ns / ns for name, ns in medians.items() if ns and ns >= least]

@@ -467,7 +467,7 @@ def with_cached_items(text: str, line: int) -> str | None:
     """The text with a list of all items in place of the dataset of the DataLoader at a line.
 
     A dataset that is made there gets a name in the line before. None if it is neither a name nor a call, or if the
-    loader is made in a loop, where the list would be made again.
+    loader is made in a loop, or in a function that a loop calls, where the list would be made again.
     """
     tree = parsed(text)
     call = _call(tree, line, ("DataLoader",)) if tree is not None else None
@@ -475,20 +475,16 @@ def with_cached_items(text: str, line: int) -> str | None:
         return None
     given, source = call.args[0], PlacedText(text)
     around = [node for node in ast.walk(tree) if node is not call and call in ast.walk(node)]
-    if any(isinstance(node, _REPEATS) for node in around):
+    if any(isinstance(node, _REPEATS) for node in around) or _called_again(tree, around):
         return None
     if isinstance(given, (ast.Name, ast.Attribute)):
         name, before, place = ast.unparse(given), "", 0
     else:
-        statement = next(
-            (node for node in around if isinstance(node, (ast.Assign, ast.Return, ast.Expr))), None
-        )
+        kinds = ast.Assign, ast.Return, ast.Expr
+        statement = next((node for node in around if isinstance(node, kinds)), None)
         lines = text.splitlines(keepends=True)
-        if (
-            not isinstance(given, ast.Call)
-            or statement is None
-            or any(isinstance(node, _MAY_NOT) for node in around)
-        ):
+        hidden = any(isinstance(node, _MAY_NOT) for node in around)
+        if not isinstance(given, ast.Call) or statement is None or hidden:
             return None
         place = statement.lineno - 1
         indent = lines[place][: len(lines[place]) - len(lines[place].lstrip())]
@@ -500,6 +496,21 @@ def with_cached_items(text: str, line: int) -> str | None:
     source.replace(given, f"[{name}[i] for i in range(len({name}))]")
     lines = source.text.splitlines(keepends=True)
     return "".join((*lines[:place], before, *lines[place:]))
+
+
+def _called_again(tree: ast.Module, around: Sequence[ast.AST]) -> bool:
+    """Whether the body of a loop calls one of the functions around a call, directly or through others."""
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    names = {node.name for node in functions if node in around}
+    for _ in functions:
+        names |= {node.name for node in functions if names & _called(node)}
+    loops = (node for node in ast.walk(tree) if isinstance(node, _REPEATS))
+    return any(names & _called(part) for loop in loops for part in getattr(loop, "body", (loop,)))
+
+
+def _called(part: ast.AST) -> set[str]:
+    calls = (node.func for node in ast.walk(part) if isinstance(node, ast.Call))
+    return {getattr(called, "attr", getattr(called, "id", "")) for called in calls}
 
 
 def _call(tree: ast.Module, line: int, names: Sequence[str] | None) -> ast.Call | None:

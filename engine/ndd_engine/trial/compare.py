@@ -177,6 +177,8 @@ def _correlation(off: Sequence[float]) -> float:
 
 # The loss at a point of training is the mean over this share of training before that point.
 LOSS_SPAN = 0.1
+# Single losses of scripts are taken from steps between this part of a point and the point.
+LEAST_NEAR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -586,7 +588,8 @@ def _losses(sides: Sequence[Recorded]) -> tuple[LossPoint, ...]:
         items = round(common * share)
         if scripts:
             near = [at for at in shared if at <= items]
-            if not near or (points and near[-1] == points[-1].items):
+            # With unlike batches, few steps of both are after as many items.
+            if not near or near[-1] < items * LEAST_NEAR or (points and near[-1] == points[-1].items):
                 continue
             items = near[-1]
         losses = (dict(side.losses)[items] if is_script(side.run) else side.loss_at(items) for side in sides)
