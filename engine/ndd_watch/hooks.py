@@ -318,7 +318,7 @@ class Hooks:
     def _look(self, tensors: Any, retains: Any, creates: Any) -> None:
         """Look at the loss, before its backward pass with these arguments."""
         steps, looks = self.steps, self._looks
-        steps.loss_due = S[LAST] + LOSS_NS
+        due, steps.loss_due = S[LAST] >= steps.loss_due, S[LAST] + LOSS_NS
         loss = looks.first_tensor((tensors,), 2) if looks.allowed() else None
         if loss is None:
             steps.retained.end()
@@ -328,7 +328,8 @@ class Hooks:
             self.device_found(looks.device(loss))
         begin, wanted, tables = now(), steps.graphs.wanted, self.modules.tables
         with looks.silent():
-            steps.graphs.mark(loss, S[DONE])
+            if due:
+                steps.graphs.mark(loss, S[DONE])
             if tables is not None:
                 tables.loss(loss)
             if steps.retained.active:

@@ -353,7 +353,7 @@ class Looks:
 
         NumPy and other processes write to memory that they share without a count.
         """
-        with self.silent():
+        with self.silent(), Dropped(RuntimeError, NotImplementedError):  # those of functorch have no storage
             if tensor.is_nested or tensor.layout is not self._strided or tensor.is_inference():
                 return None
             shared = tensor.device.type == "cpu" and tensor.is_shared()
@@ -361,6 +361,7 @@ class Looks:
                 return None
             whole = tensor if tensor._base is None else tensor._base
             return (whole, int(tensor._version)) if self.is_tensor(whole) else None
+        return None
 
     def first_numbers(self, tensor: Any) -> Any:
         """(sizes, first numbers of its first row) of a tensor on the CPU, as `listed_numbers`; None without any."""

@@ -84,7 +84,12 @@ class StoredData:
         self._known.pop(key, None)
         if len(self._known) >= MOST_STORED:
             del self._known[next(iter(self._known))]
-        self._known[key] = weakref.ref(whole), changes, S[DONE]
+        stored = self._known
+
+        def forget(_gone: Any) -> None:
+            stored.pop(key, None)
+
+        stored[key] = weakref.ref(whole, forget), changes, S[DONE]
         return False
 
     def evaluates(self, given: Any) -> bool:
