@@ -302,6 +302,18 @@ def test_a_step_of_an_environment_is_not_advised_away(name: str, needed: bool) -
     assert ("cache" in run.changes[0].text) != needed
 
 
+def test_a_phase_in_bursts_is_compared_with_the_others() -> None:
+    """A rollout before each sixteen short updates: no other phase takes a fifth of all medians."""
+    snapshot = calling(8.0, called("Categorical.log_prob", "torch", 0.2)).snapshot()
+    short = {"forward": 0.05, "backward": 0.14, "optimizer": 0.14, "other": 0.6}
+    phases = tuple(
+        replace(phase, p50_ns=round(short.get(phase.name, 0.03) * MS),
+                host_ns=round((4.0 if phase.name == "other" else short.get(phase.name, 0.03)) * MS))
+        for phase in snapshot.phases
+    )  # fmt: skip
+    assert View(replace(snapshot, phases=phases)).stretched("other") < 1.5
+
+
 def test_derivatives_within_a_loss_are_no_code_outside_the_model() -> None:
     assert "user-code" not in calling(8.0, called("grad", "torch", 7.5, calls=36)).causes()
     assert "user-code" in calling(8.0, called("linspace", "torch", 7.5, calls=36)).causes()

@@ -104,3 +104,14 @@ def test_an_iterator_of_another_make_is_left_alone(probes: Probes) -> None:
     odd = SimpleNamespace(_timeout=1, _try_get_data=lambda timeout: (True, 7))
     assert dataloader._MultiProcessingDataLoaderIter._get_data(odd) == 7  # type: ignore[arg-type]
     assert receiving.take()["behind_ns"] == 0
+
+
+def _made(rows: list[list[int]]) -> list[torch.Tensor]:
+    return [torch.stack(one) if torch.is_tensor(one[0]) else torch.tensor(one) for one in rows]
+
+
+def test_a_function_that_uses_torch_within_a_comprehension_only_can_be_timed(probes: Probes) -> None:
+    """Before Python 3.12 a comprehension has a code of its own, with the names that it uses."""
+    ended = list[int]()
+    assert probes.put(_made, None, lambda _probe, zero: ended.append(1) or zero, False)
+    assert _made([[1, 2]])[0].tolist() == [1, 2] and ended == [1]

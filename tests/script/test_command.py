@@ -251,6 +251,27 @@ def test_what_a_scratch_copy_links_to_is_not_written(
     assert told == ([f"writes to {Path(path).resolve()}, outside its folder"] if refused else [])
 
 
+def test_a_path_may_be_relative_to_a_folder_that_is_open(
+    beside: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, copied = beside
+    monkeypatch.chdir(copied)
+    told = list[str]()
+    outside = Outside(told.append, str(folder), str(folder.parents[1] / "place"))
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        for event, given in (
+            ("os.remove", ("x.txt", opened)), ("os.mkdir", ("new", 0o777, opened)),
+            ("os.rename", ("a", "b", -1, opened)), ("os.utime", ("x.txt", None, None, opened)),
+        ):  # fmt: skip
+            outside.audit(event, given)
+            outside.audit(event, tuple(-1 if one == opened else one for one in given))  # in the copy
+    finally:
+        os.close(opened)
+    names = [f"writes to {folder.resolve() / name}" for name in ("x.txt", "new", "b", "x.txt")]
+    assert [text.partition(",")[0] for text in told] == names
+
+
 @pytest.mark.parametrize(
     ("word", "moved"),
     [

@@ -104,6 +104,10 @@ def test_an_edited_loader_is_made_with_its_argument_given_once(made: str, count:
     assert names["loader"].num_workers == count
 
 
+MADE = "def made():\n    return DataLoader(data, 4)\n"
+CACHED = MADE.replace("data,", "[data[i] for i in range(len(data))],")
+
+
 @pytest.mark.parametrize(
     ("script", "line", "expected"),
     [
@@ -127,6 +131,10 @@ def test_an_edited_loader_is_made_with_its_argument_given_once(made: str, count:
         ("train(); a = DataLoader(Files())", 1, None),
         ("with DataLoader(Files()) as a: pass", 1, None),
         ("DataLoader(a + b)", 1, None),
+        # A loop calls the function, directly or through another one.
+        (f"{MADE}for epoch in range(9):\n    for x in made(): pass\n", 2, None),
+        (f"{MADE}def epoch():\n    for x in made(): pass\nwhile True:\n    epoch()\n", 2, None),
+        (f"{MADE}for x in made(): pass\n", 2, f"{CACHED}for x in made(): pass\n"),
     ],
 )
 def test_items_are_cached_where_the_loader_is_made_once(script: str, line: int, expected: str | None) -> None:
