@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from array import array
+from functools import partial
 from threading import get_ident
 from typing import Any, Callable
 
@@ -84,12 +85,9 @@ class StoredData:
         self._known.pop(key, None)
         if len(self._known) >= MOST_STORED:
             del self._known[next(iter(self._known))]
-        stored = self._known
-
-        def forget(_gone: Any) -> None:
-            stored.pop(key, None)
-
-        stored[key] = weakref.ref(whole, forget), changes, S[DONE]
+        # No Python in it: an exception that another thread raises there would be lost.
+        gone = partial(self._known.pop, key)
+        self._known[key] = weakref.ref(whole, gone), changes, S[DONE]
         return False
 
     def evaluates(self, given: Any) -> bool:
