@@ -92,7 +92,7 @@ class Shown(Screen):
         super().__init__(words, columns, rows, folder, PATH=path, PYTHONWARNINGS="ignore")
 
     def look(self, seconds: float) -> bool:
-        """Show what comes for some seconds; whether the program goes on."""
+        """Show what comes for some seconds; whether the program continues."""
         self.drain(seconds)
         return not self.ended
 

@@ -95,7 +95,7 @@ def without_our_frames(error: BaseException) -> None:
 
 
 class Contained:
-    """A context that drops whatever goes wrong in it, and lets exceptions go on that code of the script has raised."""
+    """A context that drops whatever goes wrong in it; exceptions that code of the script has raised propagate."""
 
     def __enter__(self) -> None:
         return None

@@ -535,7 +535,7 @@ class Captures:
             self._leave = OTHER_THREAD
 
     def forked(self) -> None:
-        """In a child process: the profiler of the parent would go on here without an end."""
+        """In a child process: the profiler of the parent would continue here without an end."""
         running, self._running = self._running, None
         self._hear_no_collections()
         self.wanted = self._resting = False

@@ -13,7 +13,7 @@ from .holders import LEAST_LENGTH, Holders
 
 # From one question for the memory to the next one, and bytes by which it has grown before each look.
 EACH_NS, GROWN = 250_000_000, 24 << 20
-# Batches from the first look to the second, and evaluations that are looked at in vain.
+# Batches from the first look to the second, and evaluations that are looked at without a result.
 APART, ATTEMPTS = 4, 3
 # How long a profile waits for the second look, which it would slow down.
 PATIENCE_NS = 5 * 10**9

@@ -80,7 +80,7 @@ class RequestHandler:
             self._pause(holder)
 
     def _pause(self, holder: int) -> None:
-        """Wait until the console lets the training go on, or has disappeared. Signals arrive meanwhile."""
+        """Wait until the console lets the training continue, or has disappeared. Signals arrive meanwhile."""
         self._steps.end_window()
         S[PAUSED] = 1
         try:

@@ -1,7 +1,7 @@
 """The hooks on torch: loaders, backward passes, optimizers, zeroed gradients, clipping, saving.
 
 They are probes in torch's own functions, see `probes`. The global hooks of torch for optimizers would be traced with a
-compiled step. Whatever fails in a hook ends the observation, never the script; exceptions of the script go on.
+compiled step. Whatever fails in a hook ends the observation, never the script; exceptions of the script propagate.
 """
 
 from __future__ import annotations
@@ -563,7 +563,7 @@ class Hooks:
                     # One optimizer may call another.
                     if steps.stepping != key_of(optimizer) and self._within_step(sys._getframe(2)):
                         return 0
-                    if S[TIMED]:  # its last step failed, and the script went on
+                    if S[TIMED]:  # its last step failed, and the script continued
                         enter(steps.outer)
                 if faking():
                     return 0

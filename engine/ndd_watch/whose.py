@@ -63,7 +63,7 @@ def of_library(name: str) -> bool:
 
 
 class Dropped:
-    """A context that drops our own errors of these classes, and lets those of the script go on."""
+    """A context that drops our own errors of these classes, and lets those of the script propagate."""
 
     def __init__(self, *kinds: type[BaseException]) -> None:
         self._kinds = kinds or (BaseException,)

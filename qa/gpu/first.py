@@ -108,7 +108,7 @@ def fallback(given: Task, folder: Path) -> None:
     told = "waits for the GPU" in verified and "planted_models.py" in verified
     target = "waits for the GPU (planted_models.py:…)"
     given.check_gpu("the reason names the line", one_line(verified), target, told)
-    names = ("a capture that fails ends the run with its cause", "a new process goes on after it")
+    names = ("a capture that fails ends the run with its cause", "a new process continues after it")
     if not given.on_gpu:
         for name in names:
             given.skip(name)

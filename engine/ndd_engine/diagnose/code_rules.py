@@ -211,7 +211,7 @@ def slow_function(view: View) -> Finding | None:
     )
     if inner is not None and inner.ns < MOST_OF * found.ns:
         inner = None
-    does, waits = "takes", inner is not None and _last(inner) in WAITING
+    does, waits = "takes", inner is not None and last_name(inner) in WAITING
     if inner is not None:
         does = f"{'waits in' if waits else 'calls'} {inner.what}, which takes"
     draft = FindingDraft(
@@ -264,7 +264,8 @@ def _environment(function: str, library: str = "") -> bool:
     return known or any(word in owner.lower() for word in _WORLDS)
 
 
-def _last(call: LibraryCall) -> str:
+def last_name(call: LibraryCall) -> str:
+    """The name of the called function without its class or module."""
     return call.function.partition(" ")[0].rpartition(".")[2]
 
 
@@ -433,9 +434,9 @@ def _help_for(call: LibraryCall, phase: str) -> str:
         )
     if call.logs:
         return "log once for the whole evaluation"
-    if _last(call) in _JOINS:
+    if last_name(call) in _JOINS:
         return "keep sums, or what the metric needs, instead of all outputs; join them once, after the last batch"
-    if _last(call) in ("item", "tolist", "cpu", "numpy"):
+    if last_name(call) in ("item", "tolist", "cpu", "numpy"):
         return "read values once, after the last batch"
     return "do this once for the whole evaluation, or with tensor operations"
 
@@ -477,7 +478,7 @@ def outside(view: View) -> Finding | None:
     called = [
         call
         for call in view.calls
-        if call.phase == "other" and not (call.logs or _of_model(call)) and _last(call) not in _READS
+        if call.phase == "other" and not (call.logs or _of_model(call)) and last_name(call) not in _READS
     ]
     found = view.where("other")
     line = found.line if found is not None and found.own else None
@@ -514,7 +515,9 @@ def outside(view: View) -> Finding | None:
         draft.change(known, where=called[0].where)
     elif rare and not named:
         draft.change(RARE, where=line)
-    elif named and (not _of_step(view, called[0]) or (called[0].calls == 1 and _last(called[0]) in _OF_LOSS)):
+    elif named and (
+        not _of_step(view, called[0]) or (called[0].calls == 1 and last_name(called[0]) in _OF_LOSS)
+    ):
         pass  # nothing of it is the user's, or can be left out
     elif line is not None or (named and (called[0].library in ("", "torch") or environment)):
         if environment:

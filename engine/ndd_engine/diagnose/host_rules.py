@@ -9,7 +9,7 @@ from ndd_engine.record.figures import others_text
 from ndd_engine.record.snapshot import LEAST_SAMPLES
 from ndd_engine.text import counted, number, percent, printable, span, times
 
-from .code_rules import explain_aside, most_of_aside
+from .code_rules import explain_aside, last_name, most_of_aside
 from .data_facts import slower
 from .finding import Change, Evidence, Finding
 from .needless_rules import explains_optimizer
@@ -163,8 +163,8 @@ def neighbour_cores(view: View) -> Finding | None:
 
 def _asleep(view: View) -> float:
     """Share of the time (0..1) in which the thread that trains sleeps: no other process delays it then."""
-    names = ((call.function.partition(" ")[0].rpartition(".")[2], call.share) for call in view.calls)
-    return min(view.in_steps * sum(share for name, share in names if name in SLEEPS), 1.0)
+    asleep = sum(call.share for call in view.calls if last_name(call) in SLEEPS)
+    return min(view.in_steps * asleep, 1.0)
 
 
 def quota(view: View) -> Finding | None:

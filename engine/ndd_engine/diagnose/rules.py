@@ -144,7 +144,7 @@ def leave(view: View, item: Finding) -> Finding:
 
 
 def with_trials(view: View, item: Finding) -> Finding:
-    """The finding with what trials have measured of its changes: faster ones come first, and those in vain last.
+    """The finding with what trials have measured of its changes: faster ones come first, and those without a gain last.
 
     What the factory offers against its cause is among them, and other values of its settings if they were faster.
     """

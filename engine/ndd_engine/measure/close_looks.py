@@ -150,6 +150,6 @@ class CloseLooks:
 
 
 def _compiled() -> bool:
-    """Whether code was compiled, which a hook would have compiled anew."""
+    """Whether code was compiled, which a hook would have compiled again."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return bool(getattr(dynamo, "counters", {}).get("frames")) if dynamo is not None else False

@@ -1,6 +1,6 @@
 """Reads what the workers of a loader tell of themselves, see `ndd_watch.workers`, and what Linux knows of them.
 
-Workers that every pass over the data starts anew are added up by their numbers. From profiles by the clock on the wall
+Workers that every pass over the data starts again are added up by their numbers. From profiles by the clock on the wall
 and by that of the processor follows which functions take the time of a batch, also on a busy machine: computing counts
 as the processor does, and waiting as the wall does.
 """

@@ -124,7 +124,7 @@ class BucketsOnly(Ddp):
 
     def micro(self, last: bool) -> AbstractContextManager[Any]:
         if self._steps == 1:
-            self._allocate()  # DistributedDataParallel orders its buckets anew after the first backward
+            self._allocate()  # DistributedDataParallel rebuilds its buckets after the first backward
         self._last = last
         self._steps += last
         return nullcontext()

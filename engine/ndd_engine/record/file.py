@@ -164,7 +164,7 @@ class RunReader:
         try:
             for t, event in self._log.new():
                 if self._log.replaced:
-                    self._log.replaced, self.state = False, RunState()  # the run began anew
+                    self._log.replaced, self.state = False, RunState()  # the run began again
                 found = True
                 self._fold(t, event)
             self.trouble = self._log.refused

@@ -182,7 +182,7 @@ class TrainedProcesses:
             yield event
 
     def shares_data(self, ranks: list[int]) -> RunEvent | None:
-        """These ranks read the same batches; the event of the run if it is to be told anew."""
+        """These ranks read the same batches; the event of the run if it has to be written again."""
         known, self._same_ranks = self._same_ranks, ranks
         return self._completed(self.run) if self.run is not None and self._shown and known != ranks else None
 

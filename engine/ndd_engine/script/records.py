@@ -149,7 +149,7 @@ class Process:
 
     @property
     def paused(self) -> bool:
-        """Whether it waits until the console lets it go on."""
+        """Whether it waits until the console lets it continue."""
         return bool(self._reader.value(mapped.PAUSED))
 
     @property

@@ -155,7 +155,8 @@ class ScriptRanks:
             about = "" if any(member.ended is not None for member in self._members.values()) else "about "
             yield MarkEvent(
                 "warning", step,
-                f"{reason}the ranks were started again{which} after {about}step {number(step)}; steps go on counting",
+                f"{reason}the ranks were started again{which} after {about}step {number(step)}; "
+                "steps are counted from there",
             )  # fmt: skip
             self._members.clear()
             self._comparison.clear()

@@ -118,7 +118,7 @@ def _launched(request: RunRequest, here: RankPlace) -> RunRequest:
 
 
 def _continued(request: RunRequest, directory: RunDir, here: RankPlace) -> RunRequest:
-    """Continue from the last checkpoint, or begin anew if there is none.
+    """Continue from the last checkpoint, or begin again if there is none.
 
     A checkpoint that was asked for counts as long as the ranks have written none since they first started.
     """

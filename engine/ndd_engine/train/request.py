@@ -30,7 +30,7 @@ class RunRequest:
     """What to run.
 
     root: the folder of all runs. resume: continue this run; from_step: from that checkpoint instead of the newest one.
-    restart: begin anew in the folder of this run, which ended before its first checkpoint.
+    restart: begin again in the folder of this run, which ended before its first checkpoint.
     probes: measure the cost of a micro-batch before training and look for findings. Processes whose findings nobody
     reads leave this out.
     """

@@ -1,6 +1,6 @@
 """A run of several ranks as the console sees it: starts them, follows their record, and passes requests on.
 
-The ranks do not depend on it: they go on when it ends.
+The ranks do not depend on it: they continue when it ends.
 """
 
 from __future__ import annotations

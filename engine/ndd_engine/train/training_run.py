@@ -38,7 +38,7 @@ _EAGERLY = ("--set", "speed.cuda_graph=false")
 class TrainingRun(Executor):
     """ranks: the other ranks of a run with several, None for one process. cause: why this rank ended before the others.
 
-    goes_on: arguments of `train` with which a new process can go on where this one cannot.
+    goes_on: arguments of `train` with which a new process can continue where this one cannot.
     """
 
     def __init__(self, request: RunRequest, ranks: OtherRanks | None = None) -> None:
@@ -226,13 +226,13 @@ class TrainingRun(Executor):
         return self._ended(status, f"{self.run.control.stop_reason}, immediately")
 
     def _of_ranks(self, cause: Cause) -> EndEvent:
-        """The end of a rank that cannot go on. A rank alone cannot save a checkpoint."""
+        """The end of a rank that cannot continue. A rank alone cannot save a checkpoint."""
         self.cause = cause
         more = self._resumable() if cause.status == "failed" else ""
         return self._ended(cause.status, cause.text + more, cause.exit_status)
 
     def _resumable(self, *options: str) -> str:
-        """Which checkpoint a failed run can go on from. options: of the command that resumes it."""
+        """Which checkpoint a failed run can continue from. options: of the command that resumes it."""
         if self._prepared is None:
             return ""
         if (saved := self._prepared.loop.saved) is None:

@@ -579,10 +579,10 @@ def _losses(sides: Sequence[Recorded]) -> tuple[LossPoint, ...]:
     if not all(side.losses for side in sides):
         return ()
     common = min(side.losses[-1][0] for side in sides)
-    scripts = [side for side in sides if is_script(side.run)]
     # Single losses of other steps differ even between identical runs.
-    read = [dict(side.losses) for side in scripts]
-    shared = sorted(set.intersection(*map(set, read))) if read else []
+    single = [dict(side.losses) if is_script(side.run) else None for side in sides]
+    scripts = [set(read) for read in single if read is not None]
+    shared = sorted(set.intersection(*scripts)) if scripts else []
     points: list[LossPoint] = []
     for share in LOSS_POINTS:
         items = round(common * share)
@@ -592,7 +592,8 @@ def _losses(sides: Sequence[Recorded]) -> tuple[LossPoint, ...]:
             if not near or near[-1] < items * LEAST_NEAR or (points and near[-1] == points[-1].items):
                 continue
             items = near[-1]
-        losses = (dict(side.losses)[items] if is_script(side.run) else side.loss_at(items) for side in sides)
+        both = zip(sides, single, strict=True)
+        losses = (side.loss_at(items) if read is None else read[items] for side, read in both)
         points.append(LossPoint(items, share, tuple(losses)))
     return tuple(point for point in points if any(loss is not None for loss in point.losses))
 

@@ -319,7 +319,7 @@ def restarts(order: Order | None, data: Any, iterator: Any = None) -> str | None
         return None
     return (
         f"{shortened(what, 120)} has no state_dict and load_state_dict, so its position cannot be saved: a resumed run "
-        "starts the pass over train_data anew, and sees items of it again."
+        "starts the pass over train_data again, and sees some items twice."
     )
 
 
